@@ -113,6 +113,8 @@ std::optional<FileIdentity> identity_of(const fs::path& path) {
       .device = info.st_dev, .inode = info.st_ino, .name = file.filename().string()};
 }
 
+fs::path behind_links(const fs::path& path) { return follow(path).path; }
+
 Destination destination_of(const fs::path& path) {
   if (path.empty()) fail(path, "has no name; the path of a file is needed");
   Destination way = follow(path);

@@ -21,6 +21,9 @@ struct FileIdentity {
 /// Nothing for what is no regular file, such as a device, and where no file can be.
 std::optional<FileIdentity> identity_of(const std::filesystem::path& path);
 
+/// Where symbolic links lead from a path, dangling ones too; the path itself where it is none.
+std::filesystem::path behind_links(const std::filesystem::path& path);
+
 /// Where what is written to a path goes.
 struct Destination {
   enum class Kind {

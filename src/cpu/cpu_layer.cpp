@@ -48,6 +48,22 @@ struct GatheredPlan {
   }
 };
 
+/// Memory in reach of other hosts while this lives.
+class AttachedMemory {
+ public:
+  AttachedMemory(Rail& rail, std::uint64_t number, RailMemory memory)
+      : rail_(rail), number_(number) {
+    rail_.attach(number_, std::move(memory));
+  }
+  ~AttachedMemory() { rail_.detach(number_); }
+  AttachedMemory(const AttachedMemory&) = delete;
+  AttachedMemory& operator=(const AttachedMemory&) = delete;
+
+ private:
+  Rail& rail_;
+  const std::uint64_t number_;
+};
+
 class CpuLayer final : public LayerBackend {
  public:
   CpuLayer(const Problem& problem, Communicator communicator, const LayerOptions& options)
@@ -64,11 +80,8 @@ class CpuLayer final : public LayerBackend {
         symmetric_(problem, comm_.size(), kLayerGraph, hosts()),
         heaps_(stand_ins(map_heaps(options.memory))),
         counters_(problem, comm_.rank(), heaps_, options.faults.first_count,
-                  options.memory.workspace.data(), hosts()),
+                  own_counters_ ? own_counters_->data() : options.memory.workspace.data(), hosts()),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
-  ~CpuLayer() override {
-    if (hosts() > 1) comm_.group().rail(comm_.rank()).detach(rail_memory());
-  }
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
   Saved forward(const RoutingPlan& plan, const ForwardArgs& args,
@@ -104,6 +117,9 @@ class CpuLayer final : public LayerBackend {
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
       own_heap_ = make_own_heap(options.memory);
+      if (options.memory.workspace.empty()) {
+        own_counters_.emplace(memory_needs(problem_, comm_.size()).workspace);
+      }
     });
     return *chosen;
   }
@@ -143,10 +159,12 @@ class CpuLayer final : public LayerBackend {
   const std::shared_ptr<RowPoolData> pool_;        // or null
   const std::shared_ptr<HostRowPool> free_pages_;  // likewise
   std::shared_ptr<Heap> own_heap_;                 // element rank of heaps_
+  std::optional<Heap> own_counters_;               // where the caller brings no workspace
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
   const MemoryNeeds needs_;
   const SymmetricLayout symmetric_;
+  std::optional<AttachedMemory> attached_;  // of heaps_, where there are other hosts
   std::vector<std::shared_ptr<Heap>> heaps_;
   Counters counters_;
   Engine engine_;
@@ -204,7 +222,7 @@ std::vector<std::shared_ptr<Heap>> CpuLayer::stand_ins(std::vector<std::shared_p
     memory.ranks.emplace_back(heap.data(), static_cast<std::size_t>(heap.bytes()));
   }
   memory.owner = std::make_shared<decltype(parts)>(parts);
-  comm_.group().rail(comm_.rank()).attach(rail_memory(), std::move(memory));
+  attached_.emplace(comm_.group().rail(comm_.rank()), rail_memory(), std::move(memory));
   return parts;
 }
 

@@ -42,7 +42,7 @@ Engine::Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions
       timeout_ms_(wait_limit_ms(options)) {}
 
 int Engine::num_workers(const Schedule& s) const {
-  return cpu_workers(s, usable_cpus(), group_.size());
+  return cpu_workers(s, usable_cpus(), group_.ranks_of_machine());
 }
 
 void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineEvent>* timeline) {

@@ -154,6 +154,7 @@ void meet_on_network(const GroupOptions& options, TcpMeeting& meeting) {
 /// What the cards of all ranks say together.
 struct Meeting {
   RankLayout layout{};
+  int ranks_of_machine = 1;
   bool on_network = false;  ///< whether hosts are really several
   std::vector<ProcessId> processes{};
 };
@@ -175,6 +176,7 @@ Meeting meet(const GroupOptions& options, TcpMeeting& place) {
     hosts.push_back(card.hosts);
   }
   meeting.layout = layout_of_group(ids, hosts);
+  meeting.ranks_of_machine = ranks_beside(ids, options.rank);
   meeting.on_network = are_several(ids);
   return meeting;
 }
@@ -207,6 +209,7 @@ GroupMember join_group(const GroupOptions& options) {
                      .share_device = options.share_device,
                      .limit_ms = options.timeout_ms > 0 ? options.timeout_ms : env_timeout_ms()};
   member.layout = meeting.layout;
+  member.ranks_of_machine = meeting.ranks_of_machine;
   require_backend_of(member.layout, options.backend);
   if (meeting.on_network) {
     meet_on_network(options, place);

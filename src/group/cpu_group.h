@@ -45,6 +45,9 @@ class CpuGroup {
 
   int size() const { return layout_.ranks(); }
   const RankLayout& layout() const { return layout_; }
+  /// Ranks among which the CPUs of this rank's machine are divided. Where hosts are made of one
+  /// machine, those of all of them.
+  int ranks_of_machine() const { return ranks_of_machine_; }
   FailureLatch& failure() { return failure_; }
   Link& link() { return link_; }
   /// Only with an emulated link.
@@ -71,13 +74,14 @@ class CpuGroup {
   virtual std::optional<std::string> end_of(int rank) = 0;
 
  protected:
-  CpuGroup(const RankLayout& layout, std::shared_ptr<GroupBoard> board);
+  CpuGroup(const RankLayout& layout, int ranks_of_machine, std::shared_ptr<GroupBoard> board);
 
   GroupBoard& board() { return *board_; }
   std::optional<SignalCourier> courier_;
 
  private:
   const RankLayout layout_;
+  const int ranks_of_machine_;
   const std::shared_ptr<GroupBoard> board_;
   FailureLatch failure_;
   Link link_;

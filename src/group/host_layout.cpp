@@ -69,6 +69,10 @@ bool are_several(const std::vector<std::string>& ids) {
   return std::ranges::any_of(ids, [&](const std::string& id) { return id != ids[0]; });
 }
 
+int ranks_beside(const std::vector<std::string>& ids, int rank) {
+  return static_cast<int>(std::ranges::count(ids, ids[static_cast<std::size_t>(rank)]));
+}
+
 RankLayout layout_of_group(const std::vector<std::string>& ids,
                            const std::vector<std::int32_t>& wanted) {
   for (std::size_t r = 1; r < wanted.size(); ++r) {

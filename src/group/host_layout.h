@@ -16,6 +16,9 @@ std::string host_id();
 /// Whether ranks are on several hosts, whatever UNIEP_HOSTS says.
 bool are_several(const std::vector<std::string>& ids);
 
+/// How many ranks are where `rank` is, itself included, whatever UNIEP_HOSTS says.
+int ranks_beside(const std::vector<std::string>& ids, int rank);
+
 /// On which hosts a group's ranks are. `ids` names the host of each rank, `wanted` is UNIEP_HOSTS
 /// of each (0: not set), which goes before. Throws Error(kInvalidArgument) where hosts do not have
 /// as many consecutive ranks each, or ranks want different things.

@@ -64,6 +64,7 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
     ids.push_back(bytes.substr(sizeof(card)));
   }
   member.layout = layout_of_group(ids, hosts);
+  member.ranks_of_machine = ranks_beside(ids, member.rank);
   if (are_several(ids)) member.root_address = environment.master_address;
   member.processes = ProcessWatch::of(member.rank, processes, member.layout);
   bootstrap->watch(member.watch());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,10 +23,12 @@ struct GroupMember {
   bool share_device = false;
   int limit_ms = 0;
   RankLayout layout{};         ///< hosts: as found, or as UNIEP_HOSTS has it
+  int ranks_of_machine = 1;    ///< of the host as found, whatever UNIEP_HOSTS says
   std::string root_address{};  ///< rank 0's, as other hosts know it; empty: there are none
   /// Null where the processes do not see each other, as those of two containers.
   std::shared_ptr<const ProcessWatch> processes{};
   std::unique_ptr<TcpBootstrap> bootstrap{};
+  std::function<void()> before_rails{};  ///< of tests: called ahead of connecting to other hosts
 
   /// Sees those processes end.
   TcpWatch watch() const;

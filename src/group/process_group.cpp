@@ -36,6 +36,9 @@ std::vector<SegmentPlace> from_bytes(const std::vector<std::string>& parts) {
   return places;
 }
 
+/// Added to the limit of waiting for all to have connected, so that who misses one says so first.
+constexpr int kTellingMs = 1000;
+
 /// What must be the same on all ranks for times to be the same.
 std::string group_text() {
   return cat("CPU group with UNIEP_CPU_LINK_GBPS=", env_link_gbps().value_or(0),
@@ -111,14 +114,37 @@ std::shared_ptr<ProcessGroup> ProcessGroup::make(GroupMember member) {
 }
 
 ProcessGroup::ProcessGroup(GroupMember member, Peers peers)
-    : CpuGroup(member.layout, peers.board), member_(std::move(member)), peers_(std::move(peers)) {
+    : CpuGroup(member.layout, member.ranks_of_machine, peers.board),
+      member_(std::move(member)),
+      peers_(std::move(peers)) {
   member_.bootstrap->watch({.check = [this] { failure().check(); },
                             .end_of = [this](int rank) { return end_of(rank); }});
   if (layout().hosts > 1) connect_rail();
 }
 
-/// Collective. Where a rank has no transport, throws the same on all ranks.
+/// Collective. Where a rank has no transport, or is refused by others, throws the same on all
+/// ranks.
 void ProcessGroup::connect_rail() {
+  const std::vector<std::string> addresses = open_rail();
+  if (member_.before_rails) member_.before_rails();
+  std::optional<Error> refused;
+  try {
+    rail_->connect(addresses, rail_watch(), member_.limit_ms);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kTimeout || e.code() == ErrorCode::kPeerFailed) {
+      // There is nobody to agree with about it: the others hear of it as they wait.
+      failure().raise(member_.rank, e.what());
+      throw;
+    }
+    refused = e;
+  }
+  agree(*this, member_.limit_ms + kTellingMs, Stage::kPlan, "connected rails", [&] {
+    if (refused) throw Error(*refused);
+  });
+}
+
+/// Collective: makes this rank's, and tells where all are.
+std::vector<std::string> ProcessGroup::open_rail() {
   std::string address;
   const auto open = [&] {
     rail_ = make_rail(
@@ -129,9 +155,11 @@ void ProcessGroup::connect_rail() {
          .gigabytes_per_second = env_network_gbps()});
     address = rail_->address();
   };
-  const std::vector<std::string> addresses =
-      agree(*this, member_.limit_ms, Stage::kPlan, "rails between hosts", open, address);
-  const RailWatch watch{
+  return agree(*this, member_.limit_ms, Stage::kPlan, "rails between hosts", open, address);
+}
+
+RailWatch ProcessGroup::rail_watch() {
+  return {
       .failure = [this]() -> std::optional<RailFailure> {
         const auto found = failure().failure();
         if (!found) return std::nullopt;
@@ -142,9 +170,24 @@ void ProcessGroup::connect_rail() {
           [this](int rank, bool lost) {
             board().ended[rank].store(lost ? RankEnd::kLost : RankEnd::kLeft,
                                       std::memory_order_release);
-          }};
-  agree(*this, member_.limit_ms, Stage::kPlan, "connected rails",
-        [&] { rail_->connect(addresses, watch, member_.limit_ms); });
+          },
+      .check = [this] { check_connecting(); }};
+}
+
+/// Throws where a rank that this one's rail waits for has come to an end: its own host's ranks and
+/// rank 0 see that, and tell.
+void ProcessGroup::check_connecting() {
+  for (int host = 0; host < layout().hosts; ++host) {
+    const int peer = layout().rank_at(host, layout().local_of(member_.rank));
+    if (const auto end = end_of(peer)) {
+      throw Error(ErrorCode::kPeerFailed, cat("rank ", member_.rank, " in stage connect: ", *end));
+    }
+  }
+  try {
+    member_.bootstrap->check();
+  } catch (const Error& e) {
+    throw Error(e.code(), cat("rank ", member_.rank, " in stage connect: ", e.what()));
+  }
 }
 
 ProcessGroup::~ProcessGroup() {

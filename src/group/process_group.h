@@ -42,6 +42,9 @@ class ProcessGroup final : public CpuGroup, private Bootstrap {
 
  private:
   void connect_rail();
+  std::vector<std::string> open_rail();
+  RailWatch rail_watch();
+  void check_connecting();
 
   std::vector<std::string> all_gather(const std::string& bytes, const char* stage,
                                       int limit_ms) override {

@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/descriptor.h"
+#include "base/kept_from_children.h"
 
 // Frames over a TCP connection that never blocks; tcp_bootstrap says what they mean. Both ends run
 // the same build on machines of one kind: numbers travel as they lie in memory.
@@ -42,7 +43,8 @@ class Connection {
   static constexpr std::uint64_t kStrangerLimit = 4096;
 
   Connection() = default;
-  explicit Connection(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit Connection(Descriptor socket)
+      : socket_(std::move(socket)), kept_(std::vector<int>{socket_.get()}) {}
 
   bool open() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
@@ -90,6 +92,7 @@ class Connection {
   std::size_t receive_payload();
 
   Descriptor socket_;
+  KeptFromChildren kept_;
   std::uint64_t limit_ = kStrangerLimit;
   bool ended_ = false;   // nothing more can be read
   bool broken_ = false;  // nothing more can be written

@@ -11,7 +11,7 @@
 namespace uniep {
 
 ThreadGroup::ThreadGroup(int size, int hosts)
-    : CpuGroup(layout_of_hosts(size, hosts), std::make_shared<GroupBoard>()),
+    : CpuGroup(layout_of_hosts(size, hosts), size, std::make_shared<GroupBoard>()),
       next_round_(static_cast<std::size_t>(size)),
       next_heap_(static_cast<std::size_t>(size)) {
   if (hosts > 1) connect_rails();
@@ -29,7 +29,8 @@ void ThreadGroup::connect_rails() {
   }
   // All of them share the latch already.
   const RailWatch watch{
-      .failed = [this](const RailFailure& f) { failure().raise(f.rank, f.sentence); }};
+      .failed = [this](const RailFailure& f) { failure().raise(f.rank, f.sentence); },
+      .check = [this] { failure().check(); }};
   std::vector<std::future<void>> connected;
   for (const auto& rail : rails_) {
     connected.push_back(

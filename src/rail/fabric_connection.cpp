@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "rail/connection_sockets.h"
 
 namespace uniep::rail {
 namespace {
@@ -38,12 +39,14 @@ void FabricConnection::accept(fid_domain& domain, fid_eq& events, fid_cq& comple
 
 void FabricConnection::begin() {
   state_ = State::kConnected;
+  sockets_ = KeptFromChildren(sockets_of(*endpoint_));
   receive(&header_, sizeof(header_));
 }
 
 void FabricConnection::end() {
   if (state_ == State::kEnded) return;
   state_ = State::kEnded;
+  sockets_ = {};
   endpoint_.reset();
   outgoing_.clear();
   posted_ = 0;
@@ -55,6 +58,7 @@ void FabricConnection::receive(void* to, std::size_t bytes) {
 
 void FabricConnection::send(MessageKind kind, Bytes body, Clock::time_point due) {
   if (state_ == State::kEnded) return;
+  if (is_answered(kind)) ++unanswered_;
   outgoing_.push_back({pack_header(kind, body.size()), due});
   if (!body.empty()) outgoing_.push_back({std::move(body), due});
 }
@@ -96,11 +100,14 @@ std::optional<FabricConnection::Message> FabricConnection::received() {
   return std::nullopt;
 }
 
-FabricConnection::Message FabricConnection::take_message() {
+std::optional<FabricConnection::Message> FabricConnection::take_message() {
   Message message{header_.kind, std::exchange(body_, {})};
   in_body_ = false;
   receive(&header_, sizeof(header_));
-  return message;
+  if (is_answered(message.kind)) send(MessageKind::kHeard, {}, Clock::now());
+  if (message.kind != MessageKind::kHeard) return message;
+  --unanswered_;
+  return std::nullopt;
 }
 
 }  // namespace uniep::rail

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 
+#include "base/kept_from_children.h"
 #include "rail/fabric_library.h"
 #include "rail/wire.h"
 
@@ -46,14 +47,18 @@ class FabricConnection {
   void send(MessageKind kind, Bytes body, Clock::time_point due);
   /// Posts what is due; whether there was any.
   bool post(Clock::time_point now);
-  bool has_sent_all() const { return outgoing_.empty() || state_ == State::kEnded; }
+  /// Whether nothing is lost where the endpoint is closed now. What has been sent may still lie in
+  /// the library, which drops it then; so the last messages are answered.
+  bool is_done() const {
+    return state_ == State::kEnded || (outgoing_.empty() && unanswered_ == 0);
+  }
   /// When the next message becomes due that has not been posted.
   std::optional<Clock::time_point> next_due() const;
 
   /// A send has left its buffer.
   void sent();
-  /// A receive is complete: a message, where that was its last part. Throws Error(kIo) where it is
-  /// none of a rail.
+  /// A receive is complete: a message, where that was its last part; answers are dealt with here.
+  /// Throws Error(kIo) where it is none of a rail.
   std::optional<Message> received();
 
  private:
@@ -64,14 +69,16 @@ class FabricConnection {
 
   void open(fid_domain& domain, fid_eq& events, fid_cq& completions, fi_info& info);
   void receive(void* to, std::size_t bytes);
-  Message take_message();
+  std::optional<Message> take_message();
 
   State state_ = State::kNone;
   Fid<fid_ep> endpoint_;
+  KeptFromChildren sockets_;  // of the endpoint, which is closed behind this
   Operation send_{this, false};
   Operation receive_{this, true};
   std::deque<Outgoing> outgoing_;
   std::size_t posted_ = 0;  // of these, the first
+  int unanswered_ = 0;      // messages that the peer has yet to hear
   MessageHeader header_;    // of the message that comes
   Bytes body_;
   bool in_body_ = false;

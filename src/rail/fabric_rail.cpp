@@ -16,6 +16,7 @@
 #include "base/deadline.h"
 #include "base/descriptor.h"
 #include "base/threads.h"
+#include "group/wait_error.h"
 #include "rail/fabric_connection.h"
 #include "rail/port.h"
 #include "rail/rail.h"
@@ -27,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using State = FabricConnection::State;
 
-/// Between looks at whether the group has failed.
+/// Between looks at whether the group has failed, by the rail's thread and by who connects.
 constexpr std::chrono::milliseconds kLongestNap(20);
 /// For goodbyes to be sent where the group has failed.
 constexpr std::chrono::milliseconds kFarewell(1000);
@@ -66,6 +67,8 @@ class FabricRail final : public Rail {
 
   Info find(const char* node, const char* port, std::uint64_t flags) const;
   void listen();
+  void check_group() const;
+  Error never_connected(int limit_ms) const;
   void wake();
 
   // Of the thread.
@@ -86,15 +89,12 @@ class FabricRail final : public Rail {
   void spread_failure();
   void tell_all(const RailFailure& failure);
   void say_last(const RailFailure& failure) noexcept;
-  bool has_sent_all() const {
-    return std::ranges::all_of(connections_, &FabricConnection::has_sent_all);
-  }
+  bool is_done() const { return std::ranges::all_of(connections_, &FabricConnection::is_done); }
   void nap(Clock::time_point now);
   int host_of(const FabricConnection& connection) const {
     return static_cast<int>(&connection - connections_.data());
   }
   FabricConnection* find(const fid* endpoint);
-  bool everybody_is(State state) const;
 
   const RailOptions options_;
   Fid<fid_fabric> fabric_;
@@ -109,8 +109,8 @@ class FabricRail final : public Rail {
   std::condition_variable changed_;
   std::vector<Post> posts_;
   std::map<std::uint64_t, RailMemory> memories_;
-  bool is_connected_ = false;
-  std::string broken_;  // why the thread has given up
+  std::vector<bool> has_connected_;  // by host; this one has
+  std::string broken_;               // why the thread has given up
   std::atomic<bool> leaving_{false};
 
   // Of the thread, which starts behind these.
@@ -130,11 +130,13 @@ class FabricRail final : public Rail {
 FabricRail::FabricRail(const RailOptions& options)
     : options_(options),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      has_connected_(static_cast<std::size_t>(options.layout.hosts)),
       connections_(static_cast<std::size_t>(options.layout.hosts)),
       has_left_(static_cast<std::size_t>(options.layout.hosts)),
       out_(options.gigabytes_per_second),
       in_(options.gigabytes_per_second) {
   ensure(wake_.valid(), "no eventfd");
+  has_connected_[static_cast<std::size_t>(own_host())] = true;
   listen();
 }
 
@@ -191,13 +193,42 @@ void FabricRail::connect(const std::vector<std::string>& addresses, RailWatch wa
   limit_ = limit;
   watch_ = std::move(watch);
   thread_ = start_thread([this] { run(); });
+  const Deadline end = Deadline::in(limit);
+  const auto is_settled = [&] {
+    return !broken_.empty() || std::ranges::find(has_connected_, false) == has_connected_.end();
+  };
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, limit, [&] { return is_connected_ || !broken_.empty(); });
+  while (!changed_.wait_for(lock, kLongestNap, is_settled)) {
+    if (end.expired()) throw never_connected(limit_ms);
+    lock.unlock();
+    check_group();
+    lock.lock();
+  }
   require(broken_.empty(), ErrorCode::kDevice, "rank ", options_.rank,
           " has no connection to other hosts: ", broken_);
-  require(is_connected_, ErrorCode::kTimeout, "rank ", options_.rank, ": after ", limit_ms,
-          " ms (timeout_ms or UNIEP_TIMEOUT_MS) it has no connection to the ranks of its rail on ",
-          "other hosts");
+}
+
+/// Whoever is waited for may have gone, and would else be missed at the limit only.
+void FabricRail::check_group() const {
+  if (const auto failure = watch_.failure ? watch_.failure() : std::nullopt) {
+    throw Error(ErrorCode::kPeerFailed, cat("the group is unusable since rank ", failure->rank,
+                                            " failed: ", failure->sentence));
+  }
+  if (watch_.check) watch_.check();
+}
+
+/// To be called under the mutex.
+Error FabricRail::never_connected(int limit_ms) const {
+  const auto missing = std::ranges::find(has_connected_, false) - has_connected_.begin();
+  const auto here = std::ranges::count(has_connected_, true) - 1;
+  return wait_error({.rank = options_.rank,
+                     .stage = "connect",
+                     .tile = -1,
+                     .peer = rank_of(static_cast<int>(missing)),
+                     .expected = static_cast<std::uint64_t>(options_.layout.hosts - 1),
+                     .seen = static_cast<std::uint64_t>(here),
+                     .limit_ms = limit_ms},
+                    "connections to other hosts");
 }
 
 void FabricRail::attach(std::uint64_t number, RailMemory memory) {
@@ -249,6 +280,8 @@ void FabricRail::run() {
     const RailFailure failure{options_.rank, e.what()};
     if (watch_.failed) watch_.failed(failure);
     say_last(failure);
+    // Nobody is to wait for an answer of this rail.
+    for (FabricConnection& connection : connections_) connection.end();
   }
 }
 
@@ -257,7 +290,7 @@ void FabricRail::run() {
 void FabricRail::say_last(const RailFailure& failure) noexcept try {
   tell_all(failure);
   const Deadline limit = Deadline::in(kLastWords);
-  while (!has_sent_all() && !limit.expired()) {
+  while (!is_done() && !limit.expired()) {
     const Clock::time_point now = Clock::now();
     bool any = take_completions();
     for (FabricConnection& connection : connections_) any = connection.post(now) || any;
@@ -266,8 +299,8 @@ void FabricRail::say_last(const RailFailure& failure) noexcept try {
 } catch (const std::exception&) {
 }
 
-/// Others may need what this rank still has to send: it goes when all is sent, or nothing goes on
-/// for as long as the ranks of a group wait for one another.
+/// Others may need what this rank still has to send: it goes when they have heard it all or ended,
+/// or nothing goes on for as long as the ranks of a group wait for one another.
 void FabricRail::farewell() {
   step();
   for (FabricConnection& connection : connections_) {
@@ -283,7 +316,7 @@ void FabricRail::farewell() {
   };
   const auto patience = [&] { return Deadline::in(failure_spread_ ? kFarewell : limit_); };
   Deadline limit = patience();
-  while (!has_sent_all() && !limit.expired()) {
+  while (!is_done() && !limit.expired()) {
     const bool had_failed = failure_spread_;
     const bool any = step();
     const Clock::time_point now = Clock::now();
@@ -370,10 +403,9 @@ void FabricRail::take_event(std::uint32_t kind, fi_eq_cm_entry& entry, std::size
   }
   if (kind != FI_CONNECTED) return;
   connection->begin();
-  if (!everybody_is(State::kConnected)) return;
   {
     const std::scoped_lock lock(mutex_);
-    is_connected_ = true;
+    has_connected_[static_cast<std::size_t>(host_of(*connection))] = true;
   }
   changed_.notify_all();
 }
@@ -443,6 +475,8 @@ void FabricRail::take_message(int host, FabricConnection::Message message) {
       has_left_[static_cast<std::size_t>(host)] = true;
       deliveries_.push_back({.due = Clock::now(), .body = {}, .ended_host = host});
       return;
+    case MessageKind::kHeard:
+      return;  // the connection's concern
   }
 }
 
@@ -493,15 +527,6 @@ void FabricRail::tell_all(const RailFailure& failure) {
     if (host == own_host()) continue;
     to(host).send(MessageKind::kFailure, pack_failure(failure), Clock::now());
   }
-}
-
-bool FabricRail::everybody_is(State state) const {
-  for (int host = 0; host < options_.layout.hosts; ++host) {
-    if (host != own_host() && connections_[static_cast<std::size_t>(host)].state() != state) {
-      return false;
-    }
-  }
-  return true;
 }
 
 /// Until something may go on.

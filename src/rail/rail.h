@@ -53,7 +53,7 @@ struct RailFailure {
 };
 
 /// How a rail hears of failures of its group, and tells those that it finds. Called from a thread
-/// of the rail.
+/// of the rail, and `failure` also from the one that connects it.
 struct RailWatch {
   /// The failure that this rank knows of, its own or another's: then all other hosts hear of it.
   std::function<std::optional<RailFailure>()> failure{};
@@ -62,6 +62,9 @@ struct RailWatch {
   /// Rank `rank` of another host has gone: in good order, or it was lost. Whoever waits for it will
   /// ask.
   std::function<void(int rank, bool lost)> ended{};
+  /// Throws where ranks that are waited for will not connect any more. Called, several times a
+  /// second, by the thread that connects.
+  std::function<void()> check{};
 };
 
 /// One rank's connections to the ranks of its rail. Blocks of two puts may arrive in any order. All
@@ -74,7 +77,7 @@ class Rail {
   virtual std::string address() const = 0;
 
   /// Collective: `addresses` of all ranks of the group, by rank. Throws Error(kTimeout) where one
-  /// of the rail has not come after `limit_ms`.
+  /// of the rail has not come after `limit_ms`, and before that where the group has failed.
   virtual void connect(const std::vector<std::string>& addresses, RailWatch watch,
                        int limit_ms) = 0;
 

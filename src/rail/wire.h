@@ -16,8 +16,14 @@ namespace uniep::rail {
 enum class MessageKind : std::uint32_t {
   kBlock,    ///< a RailBlock
   kFailure,  ///< of a rank that the sender knows of
-  kBye       ///< the sender goes in good order; no body
+  kBye,      ///< the sender goes in good order; no body
+  kHeard     ///< answers each of the last two: it has come, and all before it; no body
 };
+
+/// Whether a sender must know that such a message has come before it may go.
+constexpr bool is_answered(MessageKind kind) {
+  return kind == MessageKind::kFailure || kind == MessageKind::kBye;
+}
 
 struct MessageHeader {
   std::uint32_t magic = kMagic;

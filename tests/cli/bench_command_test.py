@@ -1,9 +1,11 @@
 """uniep bench (program.py); an argument names one test class."""
 
 import json
+import math
 import os
 import unittest
 
+import layer_file
 from program import PRESETS, TRACE, ProgramTest, unfolded
 
 
@@ -124,7 +126,8 @@ class OwnRouting(ProgramTest):
             self.assertEqual({r["shape"] for r in file["records"]}, {"moe_lm_layer"})
 
     def test_combine_groups(self):
-        for command in (("bench", "--iterations", 1), ("tune", "--budget", 0.1, "--profile", "none")):
+        tune = ("tune", "--candidates", 1, "--budget", 2, "--profile", "none")
+        for command in (("bench", "--iterations", 1), tune):
             text = self.call(*command, "--input", self.layer_path(4), "--ranks", 2,
                              "--combine-groups", 2).stdout
             self.assertIn("2 combine groups in fp32", text)
@@ -138,6 +141,24 @@ class OwnRouting(ProgramTest):
         for command in ("bench", "tune"):
             self.refuse(command, "--input", layer, words=["dy", "--pass forward"])
         self.bench("--input", layer, "--pass", "forward")
+
+    def test_a_layer_that_overflows(self):
+        tensors = layer_file.layer(4, hidden=16)
+        for name, factor in (("x", 2.0 ** 100), ("w1", 2.0 ** 100)):
+            dtype, shape, _ = tensors[name]
+            tensors[name] = (dtype, shape, layer_file.bf16([factor] * math.prod(shape)))
+        path = self.folder / "large.safetensors"
+        path.write_bytes(layer_file.serialized(tensors))
+        figures = self.folder / "bench.json"
+        done = self.call("bench", "--input", path, "--iterations", 1, "--json", figures)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        verdict = unfolded(done.stdout).splitlines()[-1]
+        self.assertNotIn("FAILED", unfolded(done.stdout))
+        self.assertRegex(unfolded(done.stdout), r"# check OVERFLOW: 0 of [1-9]\d* elements differ from "
+                         r"sequential in a bit; [1-9]\d* of [1-9]\d* sampled ones are infinite or NaN")
+        self.assertIn("uniep run --check", unfolded(done.stdout), verdict)
+        check = json.loads(figures.read_text())["check"]
+        self.assertEqual(check["not_finite"], check["inexact"])
 
     def test_refusals(self):
         for command in ("bench", "tune"):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import unittest
+from pathlib import Path
 from typing import Any
 
 from program import PROGRAM, ProgramTest
@@ -144,18 +145,32 @@ class Cache(ProgramTest):
         self.refuse_clear("Permission denied")
         self.assertTrue(self.cache.exists())
 
-    def test_clear_waits_for_the_lock(self) -> None:
+    def expect_clear_waits_for_the_lock(self, name: Path) -> None:
+        """Of the cache, which is called by this name."""
         self.fill()
-        with open(str(self.cache) + ".lock", "r+") as lock:
+        with open(str(self.cache) + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with subprocess.Popen([PROGRAM, "cache", "clear"], stdout=subprocess.PIPE,
-                                  env={**os.environ, **self.environment}) as process:
+                                  env={**os.environ, "UNIEP_TUNE_CACHE": str(name)}) as process:
                 with self.assertRaises(subprocess.TimeoutExpired):
                     process.wait(0.3)
                 self.assertTrue(self.cache.exists())
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 self.assertEqual(process.wait(60), 0)
         self.assertFalse(self.cache.exists())
+
+    def test_clear_waits_for_the_lock(self) -> None:
+        self.expect_clear_waits_for_the_lock(self.cache)
+
+    def test_links_to_a_cache_have_its_lock(self) -> None:
+        link, folder = self.folder / "link.json", self.folder / "folder"
+        link.symlink_to("cache/tuned.json")
+        folder.symlink_to("cache")
+        second = self.folder / "second.json"
+        second.symlink_to("link.json")
+        for name in (link, second, folder / "tuned.json"):
+            self.expect_clear_waits_for_the_lock(name)
+        self.assertEqual([p.name for p in self.folder.glob("*.lock")], [])
 
     def test_arguments(self) -> None:
         nowhere = {"UNIEP_TUNE_CACHE": "", "XDG_CACHE_HOME": "", "HOME": ""}

@@ -11,7 +11,7 @@ import unittest
 import xml.etree.ElementTree
 from pathlib import Path
 
-from program import PROGRAM, ProgramTest, unfolded, without_progress
+from program import PROGRAM, TRACE, ProgramTest, unfolded, without_progress
 
 
 class Simulate(ProgramTest):
@@ -212,6 +212,17 @@ class Tune(ProgramTest):
             self.assertRegex(done.stderr,
                              r"--budget 1 is too small .*; --budget [1-9][0-9]* would do")
 
+    def test_a_budget_that_no_search_keeps_is_refused_before_the_machine_is_measured(self):
+        # What the shape alone says of a round is less.
+        candidates = ("--shape", "tiny", "--candidates", 1000, "--budget", 0.1)
+        for more in ((), ("--profile", "none"), ("--pass", "backward")):
+            start = time.monotonic()
+            done = self.refuse("tune", *candidates, *more, **self.environment,
+                               words=("--budget 0.1 is too small for the ", " pass: "))
+            self.assertLess(time.monotonic() - start, 3)
+            self.assertEqual(done.stdout, "")
+            self.assertRegex(done.stderr, r"; --budget [1-9]\d* would do")
+
     def tuned_within(self, budget, *args):
         """Tunes within `budget` seconds, or in what a refusal names where a round takes longer than
         that. Returns the seconds that were enough and the output."""
@@ -393,8 +404,10 @@ class Tune(ProgramTest):
         self.refuse("tune", "--shape", "tiny", "--ranks", 3, words=("8 experts",))
         self.refuse("tune", "--shape", "tiny", "--profile", "h200", words=("backend cuda",))
         self.refuse("tune", "--shape", "tiny", "--plot", "x.svg", words=("--survey",))
-        self.refuse("tune", "--shape", "tiny", "--survey", 3, "--profile", "none",
-                    words=("--profile",))
+        for layer in (["--shape", "tiny"], ["--input", TRACE]):
+            done = self.refuse("tune", *layer, "--survey", 3, "--profile", "none",
+                               words=("--profile",))
+            self.assertEqual(done.stdout, "")
         for flag in (["--budget", 1], ["--candidates", 2], ["--fresh"]):
             self.refuse("tune", "--shape", "tiny", "--survey", 3, *flag,
                         words=("--survey", flag[0]))

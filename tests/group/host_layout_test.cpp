@@ -46,6 +46,12 @@ TEST(HostLayout, SeveralHostsAreSeveralWhateverIsWanted) {
   EXPECT_FALSE(are_several({"a", "a"}));
 }
 
+TEST(HostLayout, ThoseOfAHostAreCountedWhateverIsWanted) {
+  EXPECT_EQ(ranks_beside({"a", "a", "b", "b"}, 3), 2);
+  EXPECT_EQ(ranks_beside({"a", "a", "a", "a"}, 0), 4);
+  EXPECT_EQ(ranks_beside({"a", "b", "c", "d"}, 2), 1);
+}
+
 TEST(HostLayout, AHostIsKnownByItsNameOrItsBoot) {
   {
     const ScopedEnv unset("UNIEP_HOST_ID", "");

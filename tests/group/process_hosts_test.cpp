@@ -10,7 +10,9 @@
 #include <set>
 #include <stdexcept>
 
+#include "base/cpu_info.h"
 #include "group/communicator_impl.h"
+#include "group/process_group.h"
 #include "group/tcp_bootstrap.h"
 #include "plan/host_routes.h"
 #include "reference/contract.h"
@@ -296,6 +298,52 @@ TEST(FailingHosts, AKilledProcessIsNamedOnBothHosts) {
                       [](Crew& crew) { crew.signal(3, SIGKILL); });
 }
 
+/// One of 4 ranks on 2 hosts ends when its rail is about to connect.
+void expect_end_before_rails_is_named(int victim) {
+  const Common<MeetingPlace> place;
+  const auto since = Clock::now();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    GroupOptions options = place->options(rank, 4);
+    options.timeout_ms = kLongLimitMs / 2;
+    GroupMember member = join_group(options);
+    if (rank == victim) member.before_rails = [] { raise(SIGKILL); };
+    ProcessGroup::make(std::move(member));
+    return std::string("joined");
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    const Crew::End end = crew.end_of(rank, since);
+    if (rank == victim) continue;
+    EXPECT_NE(end.said.find(cat("rank ", victim)), std::string::npos) << rank << ": " << end.said;
+    EXPECT_LT(end.seconds, kSoonSeconds) << rank << ": " << end.said;
+  }
+}
+
+TEST(FailingHosts, ARankThatEndsWhileRailsConnectIsNamed) {
+  for (const int victim : {0, 1, 3}) expect_end_before_rails_is_named(victim);
+}
+
+TEST(FailingHosts, ARankThatIsStoppedWhileRailsConnectIsNamedAtTheLimit) {
+  const Common<MeetingPlace> place;
+  const auto since = Clock::now();
+  Crew crew(4, [&](int rank) {
+    setenv("UNIEP_HOSTS", "2", 1);
+    GroupOptions options = place->options(rank, 4);
+    options.timeout_ms = 3000;
+    GroupMember member = join_group(options);
+    if (rank == 3) member.before_rails = [] { raise(SIGSTOP); };
+    ProcessGroup::make(std::move(member));
+    return std::string("joined");
+  });
+  for (const int rank : {0, 1, 2}) {
+    const Crew::End end = crew.end_of(rank, since);
+    for (const char* words : {"wait expired after 3000 ms", "stage connect", "peer 3"}) {
+      EXPECT_NE(end.said.find(words), std::string::npos) << rank << ": " << end.said;
+    }
+    EXPECT_LT(end.seconds, kSoonSeconds) << rank << ": " << end.said;
+  }
+}
+
 TEST(FailingHosts, WhatARankThrowsIsHeardOnBothHosts) {
   const LayerData data = plain_layer(4);
   const LayerResult want = reference::contract(data);
@@ -402,6 +450,33 @@ TEST(HostsOfAGroup, AreFound) {
     return std::string("fine");
   });
   expect_all_fine(crew);
+}
+
+/// Workers of a rank under a schedule that leaves their number open.
+int open_workers(const Communicator& member, const LayerData& data) {
+  const workload::Split split(data, member.size());
+  LayerResult result = workload::make_result(data, {});
+  Layer layer(split.problem(), member);
+  const Schedule open = parse_schedule("single,workers=0,dispatch_workers=0");
+  layer.forward(layer.plan(split.topk_ids(member.rank())),
+                split.forward_args(member.rank(), result), open);
+  return layer.last_pass().workers;
+}
+
+TEST(HostsOfAGroup, RanksDivideTheCpusOfTheirOwnHost) {
+  const LayerData data = plain_layer(2);
+  for (const bool are_found : {true, false}) {
+    const Common<MeetingPlace> place;
+    Crew crew(2, [&](int rank) {
+      if (are_found) be_on_host_of(2 * rank);
+      const Communicator member = are_found ? Communicator::from_callbacks(place->options(rank, 2))
+                                            : join(*place, rank, 2, 2);
+      // Hosts that were made of one machine have its CPUs together.
+      EXPECT_EQ(open_workers(member, data), std::max(1, usable_cpus() / (are_found ? 1 : 2)));
+      return std::string("fine");
+    });
+    expect_all_fine(crew);
+  }
 }
 
 TEST(HostsOfAGroup, SlurmIsAnotherSource) {

@@ -1,6 +1,7 @@
 // The transport between hosts alone: what is put arrives whole and is seen behind its signal, ends
 // and failures of peers are heard of, and a slow port takes its time.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -8,6 +9,7 @@
 
 #include "rail/rails.h"
 #include "support/expect_error.h"
+#include "support/process_group.h"
 
 namespace uniep::testing {
 namespace {
@@ -178,7 +180,35 @@ TEST(Rail, WhoLeavesWaitsForAPeerThatIsLate) {
   EXPECT_EQ(rails[1].count(), 1u);
 }
 
-TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
+// What has left the sender may still lie in its library, which drops it with the connection.
+TEST(Rail, WhoLeavesWaitsUntilAllHasCome) {
+  Rails rails({.hosts = 2, .local_ranks = 1}, 8);
+  constexpr std::chrono::milliseconds kLate(1500);
+  rails[1].be_late(kLate);
+  ASSERT_TRUE(rails[1].wait([&] { return rails[1].is_late(); }));
+  const std::byte one{1};
+  const auto begin = std::chrono::steady_clock::now();
+  rails[0].put(1, 0, {&one, 1});
+  rails[0].leave();
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, kLate / 2);
+  ASSERT_TRUE(rails[1].wait([&] { return !rails[1].heard().empty(); }));
+  EXPECT_EQ(rails[1].heard(), "left 0\n");
+  EXPECT_EQ(rails[1].count(), 1u);
+}
+
+TEST(Rail, ManyThatLeaveAtOnceDoNotWaitForOneAnother) {
+  Rails rails({.hosts = 4, .local_ranks = 1}, 8);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    std::vector<std::jthread> leaving;
+    for (int rank = 0; rank < 4; ++rank) leaving.emplace_back([&, rank] { rails[rank].leave(); });
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+/// A process that connects its rail, calls `last()` and is killed must be heard of at once.
+template <class Last>
+void expect_killed_peer_is_heard_of(Last&& last) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   int back[2];
@@ -192,6 +222,7 @@ TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
     if (write(back[1], own.c_str(), own.size() + 1) < 0) _exit(1);
     if (read(ends[0], address, sizeof(address)) < 0) _exit(1);
     rank.rail().connect({address, own}, rank.watch(), 30000);
+    last();
     raise(SIGKILL);
   }
   RailRank rank({.rank = 0, .layout = layout}, 8);
@@ -204,6 +235,25 @@ TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
   ASSERT_TRUE(rank.wait([&] { return !rank.heard().empty(); }));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_EQ(rank.heard(), "lost 1\n");
+  for (const int end : {ends[0], ends[1], back[0], back[1]}) close(end);
+  waitpid(child, nullptr, 0);
+}
+
+TEST(Rail, AKilledPeerIsHeardOfAtOnce) {
+  expect_killed_peer_is_heard_of([] {});
+}
+
+TEST(Rail, AKilledPeerIsHeardOfThoughItsChildrenLive) {
+  const Common<std::atomic<pid_t>> left_behind;
+  expect_killed_peer_is_heard_of([&] {
+    const pid_t pid = fork();
+    if (pid > 0) return left_behind->store(pid);
+    close(STDOUT_FILENO);  // who waits for the output of this program need not wait for it
+    close(STDERR_FILENO);
+    for (;;) pause();
+  });
+  ASSERT_GT(*left_behind, 0);
+  EXPECT_EQ(kill(*left_behind, SIGKILL), 0);
 }
 
 TEST(Rail, ARankOfAnotherGroupIsTurnedAway) {
@@ -220,14 +270,25 @@ TEST(Rail, ARankOfAnotherGroupIsTurnedAway) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+TEST(Rail, AFailureEndsConnecting) {
+  RailRank waiting({.rank = 0, .layout = {.hosts = 2, .local_ranks = 1}}, 8);
+  waiting.fail({1, "no memory"});
+  const auto begin = std::chrono::steady_clock::now();
+  expect_error(ErrorCode::kPeerFailed, "the group is unusable since rank 1 failed: no memory", [&] {
+    waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 6000);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+}
+
 TEST(Rail, WhoNeverComesIsAnErrorAtTheLimit) {
   RailRank waiting({.rank = 0, .layout = {.hosts = 2, .local_ranks = 1}}, 8);
-  expect_error(ErrorCode::kTimeout,
-               "rank 0: after 50 ms (timeout_ms or UNIEP_TIMEOUT_MS) it has no connection to ranks "
-               "on other hosts",
-               [&] {
-                 waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 50);
-               });
+  expect_error(
+      ErrorCode::kTimeout,
+      "rank 0: wait expired after 50 ms (timeout_ms or UNIEP_TIMEOUT_MS) in stage connect, "
+      "peer 1: expected 1 connections, seen 0",
+      [&] {
+        waiting.rail().connect({waiting.rail().address(), ""}, waiting.watch(), 50);
+      });
 }
 
 }  // namespace

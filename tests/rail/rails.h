@@ -50,6 +50,8 @@ class RailRank {
   }
   /// The rail's thread does nothing for so long.
   void be_late(std::chrono::milliseconds time) { late_ = time; }
+  /// Whether it has begun to.
+  bool is_late() const { return late_.load() == std::chrono::milliseconds{}; }
   std::string heard() {
     const std::scoped_lock lock(mutex_);
     return heard_;

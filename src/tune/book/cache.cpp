@@ -379,13 +379,13 @@ void TuneCache::require_path() const {
 void TuneCache::require_storable() const {
   require_path();
   require_replaceable(path_);  // before there is a lock beside what can be no cache
-  const FileLock lock(path_ + ".lock");
+  const FileLock lock(lock_of(path_));
   require_own_version(read_text(path_).value_or(kEmptyFile), path_);
 }
 
 std::vector<std::string> TuneCache::store(const TunedEntry& entry) const {
   require_path();
-  const FileLock lock(path_ + ".lock");
+  const FileLock lock(lock_of(path_));
   std::vector<std::string> problems;
   const auto text = read_text(path_);
   require_own_version(text.value_or(kEmptyFile), path_);
@@ -399,7 +399,7 @@ std::vector<std::string> TuneCache::store(const TunedEntry& entry) const {
 std::optional<std::size_t> TuneCache::clear() const {
   require_path();
   if (!read_text(path_)) return std::nullopt;  // and no lock is left where nothing was
-  const FileLock lock(path_ + ".lock");
+  const FileLock lock(lock_of(path_));
   const auto text = read_text(path_);
   if (!text) return std::nullopt;
   require_own_version(*text, path_);

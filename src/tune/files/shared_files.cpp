@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/destination.h"
 #include "base/files.h"
 #include "base/output_file.h"
 
@@ -89,6 +90,8 @@ void remove_file(const std::string& path) {
   const int error = error_of(unlink(path.c_str()) == 0);
   if (error != ENOENT) require_done(error, "remove", display_name(path));
 }
+
+std::string lock_of(const std::string& path) { return behind_links(path).string() + ".lock"; }
 
 FileLock::FileLock(const std::string& path, int limit_ms) {
   make_folder_of(path);

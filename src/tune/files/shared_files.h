@@ -30,6 +30,9 @@ std::vector<std::string> damaged_files(const std::string& path);
 /// Removes a file: Error(kIo) where it cannot be removed. Says nothing of one that is not there.
 void remove_file(const std::string& path);
 
+/// The lock of a file, which is beside it: whatever links name the file, it has one.
+std::string lock_of(const std::string& path);
+
 inline constexpr int kLongestLockMs = 10000;  // who holds it writes a small file
 
 /// Keeps other processes that take the same lock waiting, for at most kLongestLockMs: then theirs

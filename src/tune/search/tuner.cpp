@@ -20,10 +20,15 @@ namespace {
 constexpr double kExcess = 0.2;
 constexpr std::size_t kExplained = 5;
 constexpr int kExplainingRuns = 9;
+/// A busy machine may make one look at the default far too long.
+constexpr int kLooks = 3;
 
 bool is_finished(const TuneOutcome& out) {
   return out.end == TuneEnd::kDecided || out.end == TuneEnd::kRounds;
 }
+
+/// A budget that would do where so much is needed.
+double enough_s(double needed_s) { return std::ceil(1.5 * needed_s); }
 
 /// Whether passes say what their stages took: on a GPU only those that record a timeline do.
 bool has_stages(const Breakdown& b) {
@@ -81,19 +86,36 @@ Session Tuner::begin(double round_s) {
           candidates_of(space_, known_, by_model, settings_.candidates, settings_.seed)};
 }
 
-TuneEnd Tuner::search(const Measure& measure) {
-  std::int64_t differing = measure(base_).differing;  // touches memory first
+Tuner::FirstLook Tuner::look_at_default(const Measure& measure) const {
+  FirstLook look;
+  look.differing = measure(base_).differing;  // touches memory first
   const double before = spent();
-  differing += measure(base_).differing;
-  const double round_s = 2 * (spent() - before) * static_cast<double>(left_of_a_round());
-  const double needed = spent() + round_s;
-  if (needed > settings_.budget_s) {
+  look.differing += measure(base_).differing;
+  look.round_s = 2 * (spent() - before) * static_cast<double>(left_of_a_round());
+  look.needed_s = spent() + look.round_s;
+  return look;
+}
+
+std::optional<double> Tuner::missing_budget_s(const Measure& measure) {
+  const double before_s = spent();
+  double needed_s = look_at_default(measure).needed_s;
+  for (int i = 1; i < kLooks && needed_s > settings_.budget_s; ++i) {
+    const double looked_s = spent() - before_s;
+    needed_s = std::min(needed_s, look_at_default(measure).needed_s - looked_s);
+  }
+  if (needed_s <= settings_.budget_s) return std::nullopt;
+  return enough_s(needed_s);
+}
+
+TuneEnd Tuner::search(const Measure& measure) {
+  const FirstLook look = look_at_default(measure);
+  if (look.needed_s > settings_.budget_s) {
     out_.key = subject_.key;
     out_.end = TuneEnd::kTooSmall;
-    out_.least_budget_s = std::ceil(1.5 * needed);
+    out_.least_budget_s = enough_s(look.needed_s);
     return out_.end;
   }
-  Search search(begin(round_s), path_, settings_, start_, differing);
+  Search search(begin(look.round_s), path_, settings_, start_, look.differing);
   search.run(measure);
   out_ = search.outcome();
   return out_.end;

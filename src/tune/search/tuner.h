@@ -36,6 +36,10 @@ class Tuner {
   /// The default, which everything is compared with.
   const Schedule& base() const { return base_; }
 
+  /// Measures the default, at most some times, and says by it what budget would do; nothing where
+  /// this one does. The model of the machine need not be known yet.
+  std::optional<double> missing_budget_s(const Measure& measure);
+
   TuneEnd search(const Measure& measure);
 
   /// How often the best can be run again in the time by which a budget may be exceeded, where
@@ -51,6 +55,14 @@ class Tuner {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// What two passes of the default have told.
+  struct FirstLook {
+    std::int64_t differing = 0;
+    double round_s = 0;   ///< a first round, as far as it is still to come
+    double needed_s = 0;  ///< with what was spent ahead of it
+  };
+
+  FirstLook look_at_default(const Measure& measure) const;
   double spent() const;
   std::size_t left_of_a_round() const;
   Session begin(double round_s);

@@ -144,6 +144,7 @@ Wrong& Wrong::operator+=(const Wrong& other) {
   differing += other.differing;
   sampled += other.sampled;
   inexact += other.inexact;
+  not_finite += other.not_finite;
   return *this;
 }
 

@@ -59,9 +59,12 @@ struct Wrong {
   std::int64_t compared = 0;
   std::int64_t differing = 0;  ///< in a bit from schedule sequential
   std::int64_t sampled = 0;
-  std::int64_t inexact = 0;  ///< too far from float64
+  std::int64_t inexact = 0;     ///< too far from float64
+  std::int64_t not_finite = 0;  ///< of these, infinite or NaN
 
   std::int64_t total() const { return differing + inexact; }
+  /// Nothing but numbers that left the range of bf16 or fp32, under every schedule alike.
+  bool is_overflow() const { return not_finite > 0 && total() == not_finite; }
   Wrong& operator+=(const Wrong& other);
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "bench/bench_layer.h"
@@ -150,7 +151,9 @@ Wrong RankBench::inexact(Pass pass) {
   for (const Sample& sample : samples_) {
     if (std::ranges::find(of_pass, sample.tensor) == of_pass.end()) continue;
     wrong.sampled += static_cast<std::int64_t>(sample.exact.size());
-    wrong.inexact += count_inexact(downloaded(sample), sample);
+    const std::vector<double> got = downloaded(sample);
+    wrong.inexact += count_inexact(got, sample);
+    wrong.not_finite += std::ranges::count_if(got, [](double v) { return !std::isfinite(v); });
   }
   return wrong;
 }

@@ -188,7 +188,21 @@ Json check_json(const BenchOptions& options, const std::vector<BenchEntry>& entr
   return {{"compared", wrong.compared},
           {"differing", wrong.differing},
           {"sampled", wrong.sampled},
-          {"inexact", wrong.inexact}};
+          {"inexact", wrong.inexact},
+          {"not_finite", wrong.not_finite}};
+}
+
+std::string verdict_text(const Wrong& wrong) {
+  const std::string bits =
+      cat(wrong.differing, " of ", wrong.compared, " elements differ from sequential in a bit");
+  if (wrong.is_overflow()) {
+    return cat("check OVERFLOW: ", bits, "; ", wrong.not_finite, " of ", wrong.sampled,
+               " sampled ones are infinite or NaN, as numbers beyond the range of bf16 or fp32 "
+               "make them: uniep run --check says whether the reference has the same");
+  }
+  return cat("check ", wrong.total() == 0 ? "PASSED" : "FAILED", ": ", bits, ", ", wrong.inexact,
+             " of ", wrong.sampled, " sampled ones are too far from float64",
+             wrong.not_finite == 0 ? "" : cat(", ", wrong.not_finite, " of them infinite or NaN"));
 }
 
 }  // namespace
@@ -258,10 +272,7 @@ void print_bench_verdict(std::ostream& out, const std::vector<BenchEntry>& entri
         << (measured ? "the results have no elements\n" : "no pass was measured\n");
     return;
   }
-  out << comment(cat("check ", wrong.total() == 0 ? "PASSED" : "FAILED", ": ", wrong.differing,
-                     " of ", wrong.compared, " elements differ from sequential in a bit, ",
-                     wrong.inexact, " of ", wrong.sampled,
-                     " sampled ones are too far from float64"));
+  out << comment(verdict_text(wrong));
 }
 
 Json bench_json(const BenchHeader& header, const BenchOptions& options,

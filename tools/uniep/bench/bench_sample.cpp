@@ -452,7 +452,9 @@ std::int64_t count_inexact(const std::vector<double>& got, const Sample& sample)
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double terms = sample.terms.empty() ? 0 : sample.terms[i];
     const double allowed = kMaxSampleError * std::max({rms, std::abs(exact[i]), terms});
-    inexact += std::abs(got[i] - exact[i]) <= allowed ? 0 : 1;  // a NaN compares false
+    // What is allowed may be infinite, too.
+    const bool is_exact = std::isfinite(got[i]) && std::abs(got[i] - exact[i]) <= allowed;
+    inexact += is_exact ? 0 : 1;
   }
   return inexact;
 }

@@ -53,7 +53,7 @@ struct Sample {
 /// with a backend.
 std::vector<Sample> exact_samples(const BenchCase& bench, int rank, bool backward);
 
-/// How many of `got` are off by more than kMaxSampleError allows, NaNs included.
+/// How many of `got` are off by more than kMaxSampleError allows, NaNs and infinities included.
 std::int64_t count_inexact(const std::vector<double>& got, const Sample& sample);
 
 }  // namespace uniep::tool

@@ -62,7 +62,7 @@ std::vector<NamedFile> tuned_files() {
   if (cache.empty()) return {};
   // The cache may yet be made; its lock and the sessions of searches are beside it.
   const char* option = "UNIEP_TUNE_CACHE";
-  std::vector<NamedFile> files{{option, cache}, {option, cache + ".lock"}};
+  std::vector<NamedFile> files{{option, cache}, {option, tune::lock_of(cache)}};
   for (const std::string& path : tune::session_files(cache)) files.push_back({option, path});
   for (const std::string& path : tune::damaged_files(cache)) files.push_back({option, path});
   return files;

@@ -18,6 +18,9 @@ namespace {
 constexpr double kFastest = 0.5;
 constexpr double kSlowest = 4;
 
+// As long as measuring the machine takes, which is worth a look ahead of it.
+constexpr double kShortBudget = 5;
+
 /// Seconds of a round of the longer direction: two passes of each candidate.
 double round_s(const TuneFlags& flags, const workload::ShapeSpec& spec, int ranks) {
   double pass_s = 0;
@@ -43,6 +46,15 @@ void require_least_budget(const TuneFlags& flags, const workload::ShapeSpec& spe
           counted(flags.candidates, "candidate", "candidates"),
           ": a round of measurements would take some ", formatted("%.0f", std::ceil(round)),
           " s; --budget ", formatted("%.0f", std::ceil(kSlowest * round)), " would do");
+}
+
+void require_budget_of_a_round(const TuneFlags& flags, const BenchCase& bench,
+                               const tune::TuneSettings& settings, const Ranks& ranks) {
+  if (flags.survey > 0 || flags.budget > kShortBudget || ranks.backend != Backend::kCpu) return;
+  const Pass pass =
+      measures(pass_choice(flags.pass), Pass::kForward) ? Pass::kForward : Pass::kBackward;
+  const auto least = missing_budget_s(bench, pass, settings, ranks);
+  require(!least, ErrorCode::kCapacity, too_small_text(flags, pass, least.value_or(0)));
 }
 
 }  // namespace uniep::tool

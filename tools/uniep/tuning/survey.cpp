@@ -123,9 +123,7 @@ Agreement agreement_of(const std::vector<SurveyPoint>& points) {
 SurveyOfPass survey_pass(const BenchCase& bench, Pass pass, const SurveySize& size,
                          const tune::TuneSettings& settings, const Ranks& ranks,
                          const std::function<void(std::size_t, std::size_t)>& measured) {
-  require(settings.profile.has_value(), ErrorCode::kInvalidArgument,
-          "a survey compares the model with measurements and needs a profile; --profile FILE|NAME "
-          "is accepted");
+  ensure(settings.profile.has_value(), "a survey without a profile");
   SurveyOfPass survey{.pass = pass};
   survey.points = predicted_points(bench, pass, size.points, settings, ranks.backend);
   const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));

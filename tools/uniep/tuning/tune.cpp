@@ -47,19 +47,29 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
   return measure_cpu_profile(kEffort, [&] { progress.advance(); }).profile;
 }
 
-tune::TuneSettings settings_of(const TuneFlags& flags, const Ranks& ranks) {
+/// But for what is known of the machine.
+tune::TuneSettings settings_of(const TuneFlags& flags) {
   tune::TuneSettings s;
   s.budget_s = flags.budget;
   s.candidates = static_cast<std::size_t>(flags.candidates);
   s.restriction = flags.space;
-  s.profile = profile_of(flags, ranks);
-  if (s.profile && ranks.hosts > 1) {
-    s.topology = tune::measure_network(layout_of_hosts(ranks.count, ranks.hosts).local_ranks);
-  }
   s.cache = tune::TuneCache::default_path();
   s.resume = !flags.fresh;
   s.watch.stop = Interrupt::requested;
   return s;
+}
+
+void require_model_of_survey(const TuneFlags& flags, bool is_known) {
+  require(flags.survey == 0 || is_known, ErrorCode::kInvalidArgument,
+          "a survey compares the model with measurements and needs a profile; --profile FILE|NAME "
+          "is accepted");
+}
+
+void learn_machine(tune::TuneSettings& settings, const TuneFlags& flags, const Ranks& ranks) {
+  settings.profile = profile_of(flags, ranks);
+  require_model_of_survey(flags, settings.profile.has_value());
+  if (!settings.profile || ranks.hosts == 1) return;
+  settings.topology = tune::measure_network(layout_of_hosts(ranks.count, ranks.hosts).local_ranks);
 }
 
 /// A model's memory, where the fastest choice that fits it is asked for.
@@ -74,6 +84,7 @@ void require_usable(const TuneFlags& flags) {
   inputs.push_back({"--input", flags.input});
   inputs.push_back(profile_file("--profile", flags.profile));
   require_usable_outputs({{"--json", flags.json}, {"--plot", flags.plot}}, inputs);
+  require_model_of_survey(flags, flags.profile != "none");
   require(flags.plot.empty() || flags.survey > 0, ErrorCode::kInvalidArgument,
           "--plot draws a survey; --survey N is needed");
   require(flags.input.empty() != flags.shape.empty(), ErrorCode::kInvalidArgument,
@@ -130,7 +141,9 @@ int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocatio
       [&](const Ranks& ranks) {
         refuse_sharing("uniep tune", ranks);
         const BenchCase bench = case_of(flags, ranks);
-        const tune::TuneSettings settings = settings_of(flags, ranks);
+        tune::TuneSettings settings = settings_of(flags);
+        if (!model) require_budget_of_a_round(flags, bench, settings, ranks);
+        learn_machine(settings, flags, ranks);
         const TuneCall call{flags, invocation, ranks, settings, bench};
         if (ranks.speaks) print_tune_header(call);
         if (model) return run_memory_tuning(call, *model);

@@ -119,17 +119,12 @@ tune::TuneOutcome tune_visibly(const TuneCall& call, Pass pass) {
   return out;
 }
 
-void print_too_small(const tune::TuneOutcome& out, const TuneFlags& flags) {
-  std::cerr << "uniep tune: --budget " << formatted("%g", flags.budget) << " is too small for the "
-            << name(out.key.pass)
-            << " pass: making the layer and one round of measurements take longer; --budget "
-            << formatted("%.0f", out.least_budget_s) << " would do\n";
-}
-
 void print(const tune::TuneOutcome& out, const TuneCall& call) {
   if (out.end == tune::TuneEnd::kTooSmall) {
     print_rejected(std::cout, out);
-    return print_too_small(out, call.flags);
+    std::cerr << "uniep tune: " << too_small_text(call.flags, out.key.pass, out.least_budget_s)
+              << '\n';
+    return;
   }
   print_outcome(
       std::cout, out, call.settings.cache,
@@ -193,6 +188,12 @@ void draw(const TuneCall& call, const SurveyOfPass& survey) {
 }
 
 }  // namespace
+
+std::string too_small_text(const TuneFlags& flags, Pass pass, double least_budget_s) {
+  return cat("--budget ", formatted("%g", flags.budget), " is too small for the ", name(pass),
+             " pass: making the layer and one round of measurements take longer; --budget ",
+             formatted("%.0f", least_budget_s), " would do");
+}
 
 void call_too_small(tune::TuneOutcome& out, std::size_t candidates) {
   if (out.end != tune::TuneEnd::kBudget || out.rounds > 0) return;

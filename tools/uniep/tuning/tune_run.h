@@ -43,6 +43,9 @@ struct TuneCall {
   const BenchCase& bench;
 };
 
+/// "--budget 1 is too small for the forward pass: ..."
+std::string too_small_text(const TuneFlags& flags, Pass pass, double least_budget_s);
+
 /// The estimate that a search begins with may be too low: one that spent its budget within the
 /// first round has measured nothing that can be compared, and is told what would do for its
 /// candidates.

@@ -61,6 +61,20 @@ std::string search_for(const BenchCase& bench, Pass pass, const tune::TuneSettin
              device);
 }
 
+std::optional<double> missing_budget_s(const BenchCase& bench, Pass pass,
+                                       const tune::TuneSettings& settings, const Ranks& ranks) {
+  tune::Tuner tuner(subject_of(bench, pass, settings, ranks.backend), settings);
+  const Schedule baseline = parse_schedule("sequential", default_schedule(ranks.backend));
+  std::optional<double> missing;
+  ranks.run([&](Communicator& member, BenchDevice& device) {
+    TuneRank rank(bench, pass, member, device, baseline);
+    if (member.rank() != 0) return void(rank.follow());
+    missing = tuner.missing_budget_s(measured_by(rank));
+    rank.finish(false);
+  });
+  return missing;
+}
+
 tune::TuneOutcome tune_pass(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
                             const Ranks& ranks) {
   tune::Tuner tuner(subject_of(bench, pass, settings, ranks.backend), settings);

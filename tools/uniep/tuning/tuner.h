@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "bench/bench_case.h"
@@ -17,6 +18,11 @@ std::string search_for(const BenchCase& bench, Pass pass, const tune::TuneSettin
 
 /// What a session of `uniep tune` must be of to be gone on with (tune::TuneSubject::search).
 std::string search_text(const BenchCase& bench, const tune::TuneSettings& settings);
+
+/// What budget would do for a search of a direction, told by passes of the default; nothing where
+/// that of `settings` does. Only on the process that speaks.
+std::optional<double> missing_budget_s(const BenchCase& bench, Pass pass,
+                                       const tune::TuneSettings& settings, const Ranks& ranks);
 
 /// Searches the space for the fastest schedule of a direction and stores what it found. To be
 /// called on every process; the outcome is that of the one that speaks, others have its `end` where
