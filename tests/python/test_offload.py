@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -239,11 +242,107 @@ def test_compiled_code_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"ahead": 0}, "ahead is 0; it must be at least 1"), ({"max_bytes": -1}, "max_bytes is -1")],
+    [
+        ({"ahead": 0}, "ahead is 0; it must be at least 1"),
+        ({"ahead": 1.5}, "ahead is 1.5, a float; it must be an int"),
+        ({"max_bytes": -1}, "max_bytes is -1"),
+    ],
 )
 def test_figures_out_of_range(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         uniep.Offload(**options)
+
+
+@pytest.mark.parametrize("name", ["w1", "w2"])
+@pytest.mark.parametrize("hooks", [uniep.Offload, contextlib.nullcontext])
+def test_weights_that_changed_since_are_refused(name, hooks):
+    """What stays where it is, its backward would read as it is now: PyTorch looks at versions."""
+    case = make_case().requires_grad()
+    with hooks():
+        out = call(case)
+    with torch.no_grad():
+        getattr(case, name).mul_(2)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as refused:
+        out.backward(case.dy)
+    assert len(str(refused.value)) < 600
+
+
+def test_blocks_of_threads_begin_and_end_at_any_time():
+    def enter_and_leave() -> bool:
+        offload = uniep.Offload()
+        for _ in range(3000):
+            with offload:
+                offload_module.saving_elsewhere((torch.empty(1),))
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(lambda _: enter_and_leave(), range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+        left = len(offload_module._active)
+        offload_module._active.clear()
+    assert left == 0
+
+
+def test_memory_that_is_copied_to_is_not_handed_on():
+    """A graph goes whose tensors are on their way back: nobody may have their memory before."""
+
+    class Late(Watched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alive: list[float] = []
+
+        def back(self, hosts, complete):
+            return super().back(hosts, complete)[0], "a moment"
+
+        def drop(self, moment):
+            if moment == "a moment":
+                self.alive.append(self.calls_on_device())
+
+    case = make_case().requires_grad()
+    offload = uniep.Offload()
+    offload._movers[torch.device("cpu")] = mover = Late()
+    with offload:
+        outs = [call(case) for _ in range(2)]
+    outs.pop().backward(case.dy)  # the first one's set out
+    assert mover.calls_on_device() == 1
+    outs.clear()
+    assert mover.alive == [1] and mover.calls_on_device() == 0
+
+
+def test_a_copy_that_fails_is_forgotten():
+    case = make_case().requires_grad()
+    offload = uniep.Offload()
+    mover = watched(offload)
+
+    def fails(_tensors):
+        raise MemoryError
+
+    with offload:
+        first = call(case)
+        mover.out = fails
+        with pytest.raises(MemoryError):
+            call(case)
+        del mover.out
+        last = call(case)
+    last.backward(case.dy)  # the first one's come ahead of its own
+    assert mover.log == ["out", "out", "back"]
+    assert offload.bytes > 0
+    del first
+    assert offload.bytes == 0
+
+
+@pytest.mark.cuda
+def test_the_default_device_may_be_a_gpu():
+    case = make_case().to("cuda").requires_grad()
+    wanted = step(case)
+    with torch.device("cuda"), uniep.Offload():
+        outs = [call(case) for _ in range(2)]
+        for out in reversed(outs):
+            assert_same(gradients(case, out), wanted)
 
 
 @pytest.mark.cuda
