@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cases import assert_same, gradients, make_case, step, workspace
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -265,6 +267,26 @@ def test_weights_that_changed_since_are_refused(name, hooks):
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as refused:
         out.backward(case.dy)
     assert len(str(refused.value)) < 600
+
+
+def sharded_and_offloaded() -> list[list[Tensor]]:
+    """What a step gives without and with an Offload, whose weights FSDP2 gathers again."""
+    found = []
+    for hooks in (contextlib.nullcontext, uniep.Offload):
+        torch.manual_seed(3)
+        layers = torch.nn.Sequential(*(uniep.MoELayer(64, 32, 8, 2) for _ in range(2)))
+        for module in (*(layer.router for layer in layers), *layers, layers):
+            fully_shard(module, mesh=cpu_mesh()).set_force_sum_reduction_for_comms(True)
+        with hooks():
+            out = layers(make_case().x)
+        out.float().square().sum().backward()
+        found.append([out.detach(), *(p.grad.full_tensor() for p in layers.parameters())])
+    return found
+
+
+def test_weights_that_fsdp_gathers_again_have_not_changed():
+    for wanted, found in run_ranks(2, sharded_and_offloaded):
+        assert all(map(torch.equal, found, wanted))
 
 
 def test_blocks_of_threads_begin_and_end_at_any_time():
