@@ -31,7 +31,9 @@ __all__ = [
     "activation_of",
     "adapted_by",
     "facts_of",
+    "is_offloaded",
     "is_packed",
+    "is_quantised",
     "pack",
     "registered",
     "to_model",
@@ -141,6 +143,12 @@ def facts_of(experts: Any) -> Facts:
         NotImplementedError: one sentence, for experts that uniep cannot compute.
     """
     kind = type(experts).__name__
+    if is_quantised(experts):
+        raise NotImplementedError(
+            f"{kind} ({type(experts).__module__}) has quantised weights, and uniep computes bf16 "
+            "ones; load the model with dequantize=True in its quantization_config, such as "
+            "FineGrainedFP8Config(dequantize=True), or one that is not quantised"
+        )
     if getattr(experts, "has_post_expert_norm", False):
         raise NotImplementedError(
             f"{kind} normalises each expert's output; uniep sums outputs as they are"
@@ -151,6 +159,19 @@ def facts_of(experts: Any) -> Facts:
         getattr(experts, "is_transposed", kind in _TRANSPOSED),
         not getattr(experts, "is_concatenated", True),
     )
+
+
+def is_quantised(module: Any) -> bool:
+    """Whether these are experts that transformers puts in the place of a model's own."""
+    kind = type(module)
+    made_for_types = kind.__module__.startswith(("transformers.integrations.", "transformers.quan"))
+    return made_for_types and kind.__name__.endswith("Experts")
+
+
+def is_offloaded(module: Any) -> bool:
+    """Whether accelerate keeps its weights elsewhere, and brings them for its forward alone."""
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(each, "offload", False) for each in getattr(hook, "hooks", (hook,)))
 
 
 def _activation(experts: Any) -> Activation:
@@ -301,10 +322,12 @@ def pack(experts: Any, facts: Facts) -> None:
     """Rearranges the weights once; state dicts keep transformers' shapes and order.
 
     The parameters stay the same objects, with other shapes. Other implementations than uniep's then
-    refuse to run. Weights that are spread over ranks already stay as they are.
+    refuse to run. Weights that are spread over ranks, or offloaded, already stay as they are.
     """
     params = [getattr(experts, name) for name in facts.names]
     if is_packed(experts) or any(isinstance(param, DTensor) for param in params):
+        return
+    if is_offloaded(experts):  # accelerate would bring others than we have rearranged
         return
     if not (facts.transposed or facts.interleaved):
         return
@@ -333,6 +356,12 @@ def _refuse_adapted(experts: Any, facts: Facts) -> None:
 
 
 def _refuse_others(experts: Any, _inputs: Any) -> None:
+    if is_offloaded(experts):
+        raise RuntimeError(
+            f"accelerate has offloaded the weights of this {type(experts).__name__} as the model "
+            "has them, after use(model) had rearranged them; load the model anew and call use "
+            "after cpu_offload, or set_experts_implementation('uniep') instead of use"
+        )
     implementation = getattr(getattr(experts, "config", None), "_experts_implementation", None)
     if implementation not in IMPLEMENTATIONS:
         raise RuntimeError(

@@ -23,6 +23,7 @@ from ._transformers_experts import (
     activation_of,
     facts_of,
     gate_of,
+    is_offloaded,
     registered,
     without_adapters,
 )
@@ -213,6 +214,12 @@ def _check_linears(module: Any) -> None:
                 f"{type(layer).__qualname__}, of which uniep's pass would read the weight alone, "
                 "without an adapter (LoRA) or whatever else it computes; torch.nn.Linear is "
                 "accepted, and any other after use(model, shared_experts='apart')"
+            )
+        if is_offloaded(layer):
+            raise NotImplementedError(
+                f"accelerate has offloaded {name} of {type(module).__name__} (cpu_offload, "
+                "device_map), and brings it where its own forward runs, which uniep's pass does "
+                f"not call; {_APART}"
             )
 
 

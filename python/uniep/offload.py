@@ -7,11 +7,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from ._arguments import check_whole
 
 __all__ = ["Offload", "saving_elsewhere"]
 
@@ -36,10 +38,12 @@ class Offload:
             rounds pinned memory up to powers of two and keeps it for the next step. None: no limit.
 
     Raises:
+        TypeError: for an ``ahead`` that is no whole number.
         ValueError: for an ``ahead`` below 1, or a negative ``max_bytes``.
     """
 
     def __init__(self, *, ahead: int = 1, max_bytes: int | None = None) -> None:
+        check_whole(ahead=ahead)
         if ahead < 1:
             raise ValueError(f"ahead is {ahead}; it must be at least 1")
         if max_bytes is not None and max_bytes < 0:
@@ -55,15 +59,18 @@ class Offload:
     @property
     def bytes(self) -> int:
         """Kept in the host's memory now."""
-        return sum(call.bytes for call in self._calls)
+        with self._lock:
+            return sum(call.bytes for call in self._calls)
 
     def __enter__(self) -> Offload:
-        _active.append(self)
+        with _blocks:
+            _active.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         # Blocks of other threads may have begun since. The last of its own, as blocks nest.
-        del _active[len(_active) - 1 - _active[::-1].index(self)]
+        with _blocks:
+            del _active[len(_active) - 1 - _active[::-1].index(self)]
 
     @contextlib.contextmanager
     def saving(self, inputs: Sequence[Tensor]) -> Iterator[None]:
@@ -71,9 +78,9 @@ class Offload:
         stay = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         call = _Call(self)
 
-        def pack(tensor: Tensor) -> Tensor | _Saved:
+        def pack(tensor: Tensor) -> _Staying | _Saved:
             if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in stay:
-                return tensor
+                return _Staying(tensor, tensor._version)
             return call.save(tensor)
 
         with saved_tensors_hooks(pack, _unpack):
@@ -85,8 +92,8 @@ class Offload:
         with self._lock:
             if self.max_bytes is not None and self.bytes + call.bytes > self.max_bytes:
                 return
+            call.send(self._mover(call.device))  # it may fail: the host's memory is full
             call.before, self._last = self._last, weakref.ref(call)
-            call.send(self._mover(call.device))
             self._calls.add(call)
             self._leaving.append(weakref.ref(call))
             while len(self._leaving) > self.ahead:
@@ -113,6 +120,7 @@ class Offload:
 
 
 _active: list[Offload] = []
+_blocks = threading.Lock()  # held while that list changes
 
 
 def saving_elsewhere(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
@@ -135,12 +143,39 @@ def saving_elsewhere(inputs: Sequence[Tensor]) -> contextlib.AbstractContextMana
             "uniep.Offload moves tensors while a step runs, which a CUDA graph cannot capture; it "
             "serves steps that are launched"
         )
-    return _active[-1].saving(inputs)
+    with _blocks:  # another thread's block may have been the last, and ended
+        innermost = _active[-1] if _active else None
+    return contextlib.nullcontext() if innermost is None else innermost.saving(inputs)
 
 
 def _others_decide() -> bool:
     """Whether hooks of saved tensors surround the call: activation checkpointing has such."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+class _Staying(NamedTuple):
+    """A tensor that stays where it is: an input, which others may write.
+
+    PyTorch looks at versions of what it saves, but not behind hooks.
+    """
+
+    tensor: Tensor
+    version: int
+
+    def unchanged(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: where it has been written since.
+        """
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"an input of uniep.moe, {self.tensor.dtype} {list(self.tensor.shape)}, has been "
+                f"modified by an inplace operation since the forward: it is at version "
+                f"{self.tensor._version}, and its backward needs version {self.version}; change "
+                "weights and inputs after the backward, or copies of them"
+            )
+        return self.tensor
 
 
 class _Saved:
@@ -153,9 +188,14 @@ class _Saved:
         self.original = True  # what is on the device was never away
         self.back: Any = None  # when what is on the device is complete, which was away
 
+    def __del__(self) -> None:
+        self.call.settle()  # with its graph: before its memory is handed on
 
-def _unpack(packed: Tensor | _Saved) -> Tensor:
-    return packed.call.owner.fetch(packed) if isinstance(packed, _Saved) else packed
+
+def _unpack(packed: _Staying | _Saved) -> Tensor:
+    if isinstance(packed, _Staying):
+        return packed.unchanged()
+    return packed.call.owner.fetch(packed)
 
 
 class _Call:
@@ -230,9 +270,11 @@ class _Call:
     def predecessor(self) -> _Call | None:
         return None if self.before is None else self.before()
 
-    def __del__(self) -> None:
+    def settle(self) -> None:
+        """Makes memory that copies back are written to free, once these are done."""
         if self._mover is not None and self._back is not None:
-            self._mover.drop(self._back)  # with its graph
+            self._mover.drop(self._back)
+            self._back = None
 
 
 class _Mover(Protocol):
@@ -271,10 +313,7 @@ class _Streams:
         home = torch.cuda.current_stream(self.device)
         self.leaving.wait_stream(home)
         with torch.cuda.stream(self.leaving):
-            hosts = [
-                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
-                for t in tensors
-            ]
+            hosts = [_pinned(t).copy_(t, non_blocking=True) for t in tensors]
             return hosts, (self.leaving.record_event(), home)
 
     def back(self, hosts: list[Tensor], complete: Any) -> tuple[list[Tensor], Any]:
@@ -301,6 +340,11 @@ class _Streams:
 
     def still_read(self, tensor: Tensor) -> None:
         tensor.record_stream(self.leaving)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    # Not on PyTorch's default device, which may be a GPU.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
 
 class _Copies:

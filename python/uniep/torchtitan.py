@@ -321,6 +321,7 @@ class UniepMoE(MoE):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if self.shared_experts is not None:
+            _refuse_other_linears(self.shared_experts)
             self.routed_experts.inner_experts.shared = (self.shared_experts,)
 
     def parallelize(self, parallel_dims: Any) -> None:
@@ -438,6 +439,7 @@ def uniep_moe(config: Any, **options: Any) -> Any:
         NotImplementedError: for experts that uniep cannot compute.
         TypeError: for an unknown option.
     """
+    _refuse_lora(config)
     if type(config) is not MoE.Config:
         raise NotImplementedError(
             f"{type(config).__qualname__} is not torchtitan's own MoE.Config; uniep does not know "
@@ -478,6 +480,17 @@ def _shared_config(config: Any) -> Any:
     return derive(shared, kinds[type(shared)])
 
 
+def _refuse_other_linears(shared: nn.Module) -> None:
+    """Raises one sentence if a converter has come after the override: the pass reads weights."""
+    for name, linear in shared.named_children():
+        if type(linear) is not Linear:
+            raise NotImplementedError(
+                f"{name} of the shared experts is a {type(linear).__qualname__}, of which uniep's "
+                "pass would read the weight alone, without an adapter (LoRA) or whatever else it "
+                "computes; torchtitan's Linear is accepted (uniep_routed_experts takes any)"
+            )
+
+
 @override(  # type: ignore[untyped-decorator]
     target=SelectiveAC.Config,
     description="Selective checkpointing keeps what uniep computed.",
@@ -506,8 +519,19 @@ def _is_gpt_oss(experts: Any) -> bool:
     )
 
 
+def _refuse_lora(config: Any) -> None:
+    """Raises one sentence if torchtitan's LoRAConverter has frozen this."""
+    if type(config).__module__ == "torchtitan.components.lora":
+        raise NotImplementedError(
+            f"LoRAConverter has made a {type(config).__qualname__} of this layer, whose experts "
+            "would not train; uniep does not run torchtitan's LoRA: take the converter out of the "
+            "model's converters, or uniep's out of override.imports"
+        )
+
+
 def _refuse_unsupported(config: Any) -> None:
     """Raises one sentence if these are not bf16 experts of torchtitan's, or drop tokens."""
+    _refuse_lora(config)
     if type(config) is not RoutedExperts.Config:
         raise NotImplementedError(
             f"{type(config).__qualname__} is not torchtitan's own RoutedExperts.Config; uniep does "

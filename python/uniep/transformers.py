@@ -35,7 +35,16 @@ except ImportError as error:
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
 from ._transformers_blocks import become, check_forward, with_forward
-from ._transformers_experts import IMPLEMENTATIONS, Facts, adapted_by, facts_of, pack, weights_of
+from ._transformers_experts import (
+    IMPLEMENTATIONS,
+    Facts,
+    adapted_by,
+    facts_of,
+    is_offloaded,
+    is_quantised,
+    pack,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -227,6 +236,8 @@ def check(model: nn.Module) -> list[str]:
         if hasattr(type(module), "_apply_gate"):  # what the decorator leaves on every such class
             facts_of(module)
             names.append(name)
+        elif is_quantised(module):
+            facts_of(module)  # which refuses them
         elif _is_block(module):
             facts_of(_experts_of(module))
             if not _runs_uniep(module):
@@ -346,11 +357,17 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _experts_of(block: Any) -> Any:
-    """Of a block whose forward is ours, which runs no adapter around them."""
+    """Of a block whose forward is ours, which runs no adapter around them, nor a hook of theirs."""
     if adapted_by(block.experts) is not None:
         raise NotImplementedError(
             f"the experts of {type(block).__name__} are adapted (LoRA), which uniep does not run; "
             "adapters of other modules are accepted"
+        )
+    if is_offloaded(block.experts):
+        raise NotImplementedError(
+            f"accelerate has offloaded the experts of {type(block).__name__} (cpu_offload, "
+            "device_map), and brings them where their own forward runs, which uniep's does not "
+            "call; experts that stay where they compute are accepted"
         )
     return block.experts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,58 @@ def test_a_forward_that_something_else_has_set_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=words):
         uniep.transformers.use(after)
     uniep.transformers.use(before)
+
+
+# Weights that are elsewhere, or others.
+
+
+def offloaded(model: Any) -> Any:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    return accelerate.cpu_offload(model, execution_device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_use_after_accelerate_has_offloaded_weights(kind: str) -> None:
+    model, plain = offloaded(small(kind)), small(kind)
+    for each in (model, plain):
+        uniep.transformers.use(each)
+    with torch.no_grad():
+        found, wanted = (each(input_ids=tokens()).logits for each in (model, plain))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "before", "after"),
+    [
+        ("gpt_oss", {}, "", "call use after cpu_offload"),
+        ("llama4", {}, *2 * ["offloaded the experts of Llama4TextMoe"]),
+        ("deepseek_v3", IN_PASS, *2 * ["offloaded gate_proj of DeepseekV3MLP.*'apart' is"]),
+    ],
+)
+def test_offloaded_weights_that_uniep_would_not_see_are_refused(
+    kind: str, options: dict[str, Any], before: str, after: str
+) -> None:
+    if before:
+        with pytest.raises(NotImplementedError, match=before):
+            uniep.transformers.use(offloaded(small(kind)), **options)
+    model = small(kind)
+    uniep.transformers.use(model, **options)
+    layer = offloaded(model).model.layers[-1]
+    block = layer.feed_forward if kind == "llama4" else layer.mlp
+    with pytest.raises((RuntimeError, NotImplementedError), match=after) as refused:
+        block(torch.randn(1, 4, 64).bfloat16())
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["finegrained_fp8.FP8Experts", "mxfp4.Mxfp4GptOssExperts"])
+def test_quantised_experts_are_refused(name: str) -> None:
+    model: Any = small("gpt_oss")
+    module, kind = name.split(".")
+    experts = importlib.import_module(f"transformers.integrations.{module}").__dict__[kind]
+    model.config.hidden_act = "silu"
+    model.model.layers[1].mlp.experts = experts(model.config)
+    with pytest.raises(NotImplementedError, match=f"{kind} .* has quantised weights.*dequantize"):
+        uniep.transformers.use(model)
 
 
 # Classes that are made for blocks.

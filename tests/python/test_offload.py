@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from cases import assert_same, gradients, make_case, step, workspace
+from ranks import cpu_mesh, run_ranks
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -239,11 +244,127 @@ def test_compiled_code_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"ahead": 0}, "ahead is 0; it must be at least 1"), ({"max_bytes": -1}, "max_bytes is -1")],
+    [
+        ({"ahead": 0}, "ahead is 0; it must be at least 1"),
+        ({"ahead": 1.5}, "ahead is 1.5, a float; it must be an int"),
+        ({"max_bytes": -1}, "max_bytes is -1"),
+    ],
 )
 def test_figures_out_of_range(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         uniep.Offload(**options)
+
+
+@pytest.mark.parametrize("name", ["w1", "w2"])
+@pytest.mark.parametrize("hooks", [uniep.Offload, contextlib.nullcontext])
+def test_weights_that_changed_since_are_refused(name, hooks):
+    """What stays where it is, its backward would read as it is now: PyTorch looks at versions."""
+    case = make_case().requires_grad()
+    with hooks():
+        out = call(case)
+    with torch.no_grad():
+        getattr(case, name).mul_(2)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as refused:
+        out.backward(case.dy)
+    assert len(str(refused.value)) < 600
+
+
+def sharded_and_offloaded() -> list[list[Tensor]]:
+    """What a step gives without and with an Offload, whose weights FSDP2 gathers again."""
+    found = []
+    for hooks in (contextlib.nullcontext, uniep.Offload):
+        torch.manual_seed(3)
+        layers = torch.nn.Sequential(*(uniep.MoELayer(64, 32, 8, 2) for _ in range(2)))
+        for module in (*(layer.router for layer in layers), *layers, layers):
+            fully_shard(module, mesh=cpu_mesh()).set_force_sum_reduction_for_comms(True)
+        with hooks():
+            out = layers(make_case().x)
+        out.float().square().sum().backward()
+        found.append([out.detach(), *(p.grad.full_tensor() for p in layers.parameters())])
+    return found
+
+
+def test_weights_that_fsdp_gathers_again_have_not_changed():
+    for wanted, found in run_ranks(2, sharded_and_offloaded):
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_blocks_of_threads_begin_and_end_at_any_time():
+    def enter_and_leave() -> bool:
+        offload = uniep.Offload()
+        for _ in range(3000):
+            with offload:
+                offload_module.saving_elsewhere((torch.empty(1),))
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(lambda _: enter_and_leave(), range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+        left = len(offload_module._active)
+        offload_module._active.clear()
+    assert left == 0
+
+
+def test_memory_that_is_copied_to_is_not_handed_on():
+    """A graph goes whose tensors are on their way back: nobody may have their memory before."""
+
+    class Late(Watched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alive: list[float] = []
+
+        def back(self, hosts, complete):
+            return super().back(hosts, complete)[0], "a moment"
+
+        def drop(self, moment):
+            if moment == "a moment":
+                self.alive.append(self.calls_on_device())
+
+    case = make_case().requires_grad()
+    offload = uniep.Offload()
+    offload._movers[torch.device("cpu")] = mover = Late()
+    with offload:
+        outs = [call(case) for _ in range(2)]
+    outs.pop().backward(case.dy)  # the first one's set out
+    assert mover.calls_on_device() == 1
+    outs.clear()
+    assert mover.alive == [1] and mover.calls_on_device() == 0
+
+
+def test_a_copy_that_fails_is_forgotten():
+    case = make_case().requires_grad()
+    offload = uniep.Offload()
+    mover = watched(offload)
+
+    def fails(_tensors):
+        raise MemoryError
+
+    with offload:
+        first = call(case)
+        mover.out = fails
+        with pytest.raises(MemoryError):
+            call(case)
+        del mover.out
+        last = call(case)
+    last.backward(case.dy)  # the first one's come ahead of its own
+    assert mover.log == ["out", "out", "back"]
+    assert offload.bytes > 0
+    del first
+    assert offload.bytes == 0
+
+
+@pytest.mark.cuda
+def test_the_default_device_may_be_a_gpu():
+    case = make_case().to("cuda").requires_grad()
+    wanted = step(case)
+    with torch.device("cuda"), uniep.Offload():
+        outs = [call(case) for _ in range(2)]
+        for out in reversed(outs):
+            assert_same(gradients(case, out), wanted)
 
 
 @pytest.mark.cuda

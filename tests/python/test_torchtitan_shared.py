@@ -12,6 +12,7 @@ import torch
 from cases import make_case, relative
 from titan_cases import GRADIENT, OUTPUT, config_of
 from torch import Tensor, nn
+from torchtitan.components.lora import LoRAConverter
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
     make_moe_config,
@@ -130,3 +131,18 @@ def test_what_cannot_be_in_the_pass_is_refused() -> None:
     _, layer = layers()
     with pytest.raises(NotImplementedError, match="tensor_parallel_degree is 2, which splits"):
         layer.parallelize(types.SimpleNamespace(tp=2, ep=2))
+
+
+def test_lora_of_torchtitan_is_refused() -> None:
+    """Ahead of uniep, as in its trainer, and behind, where adapters had no effect."""
+    converter = LoRAConverter(LoRAConverter.Config())
+    config = converter.convert(moe_config())
+    for refuses, part in (
+        (uniep.torchtitan.uniep_moe, config),
+        (uniep.torchtitan.uniep_routed_experts, config.routed_experts),
+    ):
+        with pytest.raises(NotImplementedError, match=r"LoRAConverter has made a Frozen.*take the"):
+            refuses(part)
+    behind = converter.convert(uniep.torchtitan.uniep_moe(moe_config()))
+    with pytest.raises(NotImplementedError, match="w1 of the shared experts is a LoRALinear, of"):
+        behind.build()
