@@ -50,7 +50,7 @@ Split::Split(const LayerData& layer, std::vector<std::int64_t> token_begin)
   problem_.combine_partials = layer.combine_partials;
   problem_.bias = layer.has_bias();
   problem_.shared_experts = layer.shared_experts;
-  problem_.shared_gate = !layer.shared_probs.empty();
+  problem_.shared_gate = layer.shared_experts == 0 || !layer.shared_probs.empty();
   for (int r = 0; r < ranks_; ++r) {
     problem_.max_tokens = max_of(problem_.max_tokens, tokens(r).size());
   }

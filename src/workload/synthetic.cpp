@@ -479,7 +479,7 @@ Problem problem_of(const ShapeSpec& spec, std::int64_t capacity_rows) {
           .combine_groups = spec.combine_groups,
           .combine_partials = spec.combine_partials,
           .shared_experts = spec.shared_experts,
-          .shared_gate = spec.shared_gate};
+          .shared_gate = spec.shared_experts == 0 || spec.shared_gate};
 }
 
 LayerData make_layer(const ShapeSpec& spec, int ranks, std::uint64_t seed, double skew) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -32,7 +33,17 @@ BESIDE_THE_CACHE = re.compile(r"(|\.lock|\.session-[0-9a-f]+|\.damaged(\.[0-9]+)
 
 def is_of_the_cache(path: Path, cache: Path) -> bool:
     name, of = path.name, cache.name
-    return name.startswith(of) and BESIDE_THE_CACHE.fullmatch(name[len(of) :]) is not None
+    beside = name.startswith(of) and BESIDE_THE_CACHE.fullmatch(name[len(of) :]) is not None
+    return beside or path in (link.with_name(link.name + ".lock") for link in _led_to(cache))
+
+
+def _led_to(cache: Path) -> list[Path]:
+    """The files that links lead from the cache to: the lock stands beside the last of them."""
+    found: list[Path] = []
+    while cache.is_symlink() and cache not in found:
+        found.append(cache)
+        cache = cache.parent / os.readlink(cache)
+    return [*found, cache]
 
 
 def problem_of_end(outcome: Outcome) -> str | None:

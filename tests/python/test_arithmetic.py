@@ -32,6 +32,10 @@ def name_of(arithmetic: Arithmetic) -> str:
     return name if groups == 1 else f"{name}-{groups}-{arithmetic.combine_partials}"
 
 
+# Fields of Arithmetic that are arguments of calls, too; tensors say the rest.
+_OF_CALLS = ("activation", "probs", "combine_groups", "combine_partials")
+
+
 class Layer:
     """The tensors of a layer, whose h reaches gpt-oss's limits; one probability is 0."""
 
@@ -58,7 +62,7 @@ class Layer:
     @property
     def options(self) -> dict[str, str]:
         own = self.arithmetic._asdict().items()
-        return {name: value for name, value in own if name not in ("bias", "shared_experts")}
+        return {name: value for name, value in own if name in _OF_CALLS}
 
     def run(self, function, dtype=None, **options) -> dict[str, Tensor]:
         """The output, and gradients by every leaf."""

@@ -81,11 +81,12 @@ class GpuSuite(unittest.TestCase):
     def test_parts_that_pass(self):
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run|^cuda_plan")
         self.assertEqual((code, set(verdicts.values())), (0, {"passed"}), output)
-        self.assertEqual(len(verdicts), 1 + 4 * 4)  # schedules at 1, 2, 4 and 8 ranks
-        self.assertIn("# 17 passed, 0 failed, 0 did not run", output.splitlines()[-1])
+        self.assertEqual(len(verdicts), 1 + 4 * 4 + 3)  # schedules at 1 to 8 ranks, shared to 4
+        self.assertIn("# 20 passed, 0 failed, 0 did not run", output.splitlines()[-1])
         checked = [log for log in (self.folder / "build/gpu_suite").glob("run*.log")
                    if "checked" in log.read_text()]
-        self.assertEqual(len(checked), 1)  # all others are compared with its bytes
+        # Of the schedules one: all others are compared with its bytes.
+        self.assertEqual(len(checked), 1 + 3)
 
     def test_a_part_that_fails(self):
         code, output, verdicts = self.run_suite(GPU_SUITE_PARTS="^run.*single", FAILING_RANKS="2")
