@@ -31,6 +31,7 @@ from megatron_cases.support import (
     run_layer,
     text,
 )
+from uniep.arithmetic import Arithmetic
 
 _ROUTERS: list[dict[str, Any]] = [
     {},
@@ -87,7 +88,7 @@ def case_other_experts() -> None:
             what = f"{activation}, {layout}"
             workspace = ours.experts.routed.workspace.arithmetic
             bias = bool(options.get("add_bias_linear"))
-            assert tuple(workspace) == (activation, "before", bias, 1, "fp32", 0), workspace
+            assert workspace == Arithmetic(activation, "before", bias), workspace
             expect_close(found[0], wanted[0], OTHER_OUTPUT, f"out, {what}")
             # At relu's kink, and at limits, a rounding of h decides.
             limit = (
@@ -273,7 +274,7 @@ def case_combine_groups() -> None:
     groups.load_state_dict(one.state_dict())
     found, wanted = run_layer(groups, make_tokens())[0], run_layer(one, make_tokens())[0]
     arithmetic = groups.experts.routed.workspace.arithmetic
-    assert arithmetic[3:] == (4, "bf16", 0), arithmetic
+    assert arithmetic == Arithmetic(combine_groups=4, combine_partials="bf16"), arithmetic
     assert not torch.equal(found, wanted)
     expect_close(found, wanted, OUTPUT, "out")
 
