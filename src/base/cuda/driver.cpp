@@ -77,18 +77,15 @@ void require_device(int ordinal) {
 }
 
 bool has_context(int ordinal) {
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  const bool known = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &address, 7000,
-                                                      cudaEnableDefault, &found) == cudaSuccess &&
-                     found == cudaDriverEntryPointSuccess;
-  unsigned flags = 0;
-  int active = 0;
-  if (!known || reinterpret_cast<PFN_cuDevicePrimaryCtxGetState_v7000>(address)(
-                    ordinal, &flags, &active) != CUDA_SUCCESS) {
+  try {
+    static const auto function =
+        driver_function<PFN_cuDevicePrimaryCtxGetState_v7000>("cuDevicePrimaryCtxGetState", 7000);
+    unsigned flags = 0;
+    int active = 0;
+    return function(ordinal, &flags, &active) != CUDA_SUCCESS || active != 0;
+  } catch (const Error&) {
     return true;
   }
-  return active != 0;
 }
 
 std::string device_text(int ordinal) {
