@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "uniep/macros.h"
@@ -20,7 +22,8 @@ inline constexpr Save kSaves[] = {Save::kRows, Save::kTokens, Save::kNone};
 
 constexpr const char* name(Save save) {
   constexpr const char* kNames[] = {"rows", "tokens", "none"};
-  return kNames[static_cast<int>(save)];
+  const auto i = static_cast<std::size_t>(save);
+  return i < std::size(kNames) ? kNames[i] : "unknown";
 }
 
 /// What an expert computes between its two products: a(h) of the rows h = w1 x. The first seven are
@@ -44,7 +47,8 @@ constexpr const char* name(Activation activation) {
   constexpr const char* kNames[] = {
       "swiglu", "geglu", "geglu_tanh", "reglu", "gpt_oss", "swiglu_clamped", "swiglu_softcapped",
       "relu2",  "gelu",  "silu"};
-  return kNames[static_cast<int>(activation)];
+  const auto i = static_cast<std::size_t>(activation);
+  return i < std::size(kNames) ? kNames[i] : "unknown";
 }
 constexpr bool is_gated(Activation activation) {
   return activation <= Activation::kSwigluSoftcapped;

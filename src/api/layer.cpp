@@ -105,6 +105,7 @@ Layer::~Layer() { end(backend_); }
 
 MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks,
                                 std::int64_t rows) {
+  require_group_size(num_ranks);
   validate(problem, num_ranks);
   if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks, rows);
 #ifdef UNIEP_HAS_CUDA

@@ -88,7 +88,7 @@ std::string to_string(const Problem& p) {
              ",bias=", p.bias ? "yes" : "no", ",combine_groups=", p.combine_groups,
              ",combine_partials=", name(p.combine_partials), ",shared_experts=", p.shared_experts,
              p.shared_gate ? "" : ",shared_gate=no", p.slot_rows ? ",slot_rows=yes" : "",
-             p.gathered_hosts == 1
+             p.gathered_hosts == 1 && p.first_host == -1
                  ? ""
                  : cat(",gathered_hosts=", p.gathered_hosts, ",first_host=", p.first_host));
 }

@@ -168,6 +168,7 @@ inline constexpr std::int64_t kDeviceAlignment = 256;
 
 struct HostPlanHeader {
   std::uint64_t magic = 0;
+  std::uint64_t checksum = 0;     // of the bytes from here on
   std::uint64_t fingerprint = 0;  // of the routing
   Problem problem;
   std::int32_t rank = -1;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/expert_numbers.h"
 #include "base/math.h"
+#include "base/mixed_bits.h"
 #include "base/token_order.h"
 #include "plan/plan_data.h"
 #include "plan/routing.h"
@@ -187,12 +188,13 @@ void place_rows(PlanData& plan, const Routing& routing) {
 }  // namespace
 
 std::uint64_t fingerprint(const Routing& routing) {
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, a number at a time
-  const auto mix = [&](std::int64_t v) {
-    hash = (hash ^ static_cast<std::uint64_t>(v)) * 0x100000001b3u;
-  };
-  for (const std::int64_t tokens : routing.tokens_per_rank) mix(tokens);
-  for (const std::int32_t id : routing.topk_ids) mix(id);
+  std::uint64_t hash = 0;
+  for (const std::int64_t tokens : routing.tokens_per_rank) {
+    hash = hash_with(hash, static_cast<std::uint64_t>(tokens));
+  }
+  for (const std::int32_t id : routing.topk_ids) {
+    hash = hash_with(hash, static_cast<std::uint32_t>(id));
+  }
   return hash;
 }
 

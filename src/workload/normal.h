@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/mixed_bits.h"
 #include "uniep/macros.h"
 
 // The arithmetic behind NormalStream, from IEEE operations alone: every C library, and a GPU whose
@@ -15,13 +16,6 @@ inline constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
 inline constexpr int kMantissaBits = 52;
 inline constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 inline constexpr double kPi = 0x1.921fb54442d18p+1;
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-UNIEP_HD inline std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 /// log(x) for normal x > 0. Relative error below 1e-13.
 UNIEP_HD inline double portable_log(double x) {
@@ -83,7 +77,7 @@ struct NormalPair {
 UNIEP_HD inline NormalPair normal_pair(std::uint64_t key, std::uint64_t pair) {
   // Box and Muller: two values of one hash, whose upper half is the radius, the lower the angle.
   constexpr double kUnit = 0x1p-32;
-  const std::uint64_t bits = mix(key + (pair + 1) * kGolden);
+  const std::uint64_t bits = mixed_bits(key + (pair + 1) * kGolden);
   const double u = (static_cast<double>(bits >> 32) + 0.5) * kUnit;
   const double radius = std::sqrt(-2 * portable_log(u));
   const Angle angle = on_circle(static_cast<double>(bits & 0xffffffffu) * kUnit);

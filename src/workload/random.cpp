@@ -20,7 +20,7 @@ constexpr std::size_t kPerThread = 1 << 20;  // fewer values are not worth a thr
 constexpr std::size_t kMaxThreads = 16;      // more are limited by memory
 
 std::uint64_t key_of(std::uint64_t seed, std::uint64_t stream) {
-  return mix(mix(seed + kGolden) + (stream + 1) * kGolden);
+  return mixed_bits(mixed_bits(seed + kGolden) + (stream + 1) * kGolden);
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ UniformStream::UniformStream(std::uint64_t seed, std::uint64_t stream)
     : key_(key_of(seed, stream)) {}
 
 double UniformStream::operator[](std::uint64_t index) const {
-  return static_cast<double>(mix(key_ + (index + 1) * kGolden) >> 11) * 0x1p-53;
+  return static_cast<double>(mixed_bits(key_ + (index + 1) * kGolden) >> 11) * 0x1p-53;
 }
 
 }  // namespace uniep::workload

@@ -151,6 +151,13 @@ TEST(Problem, PrintsEveryField) {
             "slot_rows=yes,gathered_hosts=4,first_host=3");
 }
 
+TEST(Problem, PrintsDifferentOnesDifferently) {
+  Problem other = good();
+  other.first_host = 0;
+  ASSERT_NE(other, good());
+  EXPECT_NE(to_string(other), to_string(good()));
+}
+
 TEST(Problem, TheDefaultCapacityOfASmallLayerHoldsEveryTokenOfEveryRankOnOneRank) {
   // 4 ranks of 16 tokens with 2 slots each; 2 local experts, each up to 127 rows of padding.
   EXPECT_EQ(capacity_rows(good(), 4), 4 * 16 * 2 + 2 * 127);

@@ -232,6 +232,25 @@ TEST_F(RefusedMemory, OfRowsThatNoLayerHas) {
   EXPECT_EQ(said(128), "nothing");
 }
 
+TEST_F(RefusedMemory, OfMoreRanksThanAGroupHas) {
+  Problem large = problem_;
+  large.num_experts = 4096;
+  EXPECT_EQ(refusal([&] { Layer::memory_needs(large, Backend::kCpu, 64); }), "nothing");
+  EXPECT_EQ(refusal([&] { Layer::memory_needs(large, Backend::kCpu, 128); }),
+            "group size is 128; 1 to 64 is accepted");
+}
+
+TEST_F(RefusedMemory, OfALayerWhoseChoicesHaveNoNames) {
+  for (const int number : {-1, 3, 1 << 20}) {
+    Problem p = problem_;
+    p.save = static_cast<Save>(number);
+    EXPECT_NE(refusal([&] { Layer(p, alone_); }).find("problem.save is"), std::string::npos);
+    p = problem_;
+    p.activation = static_cast<Activation>(number == 3 ? kNumActivations : number);
+    EXPECT_NE(refusal([&] { Layer(p, alone_); }).find("problem.activation is"), std::string::npos);
+  }
+}
+
 TEST_F(RefusedMemory, ThatDoesNotHoldAPlan) {
   Layer layer(problem_, alone_);
   LayerResult result = workload::make_result(data_, {});
@@ -261,6 +280,14 @@ TEST_F(RefusedMemory, ThatDoesNotHoldAPlan) {
   EXPECT_EQ(refusal([&] { layer.restore(of_other, data_.tokens); }),
             cat("memory.plan holds the plan of rank 0 of 1 for ", to_string(other),
                 "; that of rank 0 of 1 for ", to_string(problem_), " is accepted"));
+  const auto header = static_cast<std::size_t>(HostPlanLayout(problem_, 1).header);
+  for (std::size_t i = 0; i < sizeof(HostPlanHeader); ++i) {
+    for (const std::byte bits : {std::byte{1}, std::byte{0xff}}) {
+      m.plan[header + i] ^= bits;
+      EXPECT_EQ(restored(data_.tokens), kNoPlan) << "byte " << i << " of the header changed";
+      m.plan[header + i] ^= bits;
+    }
+  }
   m.plan[static_cast<std::size_t>(HostPlanLayout(problem_, 1).topk_ids)] ^= std::byte{1};
   EXPECT_EQ(restored(data_.tokens), kNoPlan) << "an id changed";
 }

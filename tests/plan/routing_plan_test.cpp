@@ -242,6 +242,27 @@ TEST(RoutingPlan, TheFingerprintIsThatOfTheBatch) {
   EXPECT_NE(r.plan(0).data().fingerprint, batch);
 }
 
+/// Whatever stands before them.
+TEST(RoutingPlan, TheFingerprintTellsWhichSlotIsDropped) {
+  constexpr int kExperts = 8;
+  Routing r{.problem = {.hidden = 8,
+                        .intermediate = 8,
+                        .num_experts = kExperts,
+                        .topk = 2,
+                        .max_tokens = 2,
+                        .row_align = 16},
+            .tokens = {2},
+            .ids = {0, 0, 0, 0}};
+  for (std::int32_t before = 0; before < kExperts; ++before) {
+    for (std::int32_t e = 0; e < kExperts; ++e) {
+      r.ids = {before, -1, e, -1};
+      const std::uint64_t second = r.plan(0).data().fingerprint;
+      r.ids = {before, -1, -1, e};
+      EXPECT_NE(r.plan(0).data().fingerprint, second) << before << ", " << e;
+    }
+  }
+}
+
 TEST(RoutingPlan, TheFingerprintTellsWhoseTokensAreWhose) {
   Routing r{.problem = {.hidden = 8,
                         .intermediate = 8,
