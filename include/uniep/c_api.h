@@ -215,13 +215,13 @@ typedef struct {
   void* allocate_context;
   /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
    * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails
-   * for it: [0]  0 fine, 1 too many rows, 2 an impossible id; the same on all ranks [1]
-   * capacity_rows that would do: rows, padding included, of the rank that receives most, whether
-   * they fit or not; 0 with an impossible id With 1 and 2 out is filled with NaN, and backward of
-   * this plan, which says ignore_overflow, fills dx with NaN, dprobs with 0 and weight gradients
-   * that are overwritten with 0; those that are added to keep their values. With a row pool also
-   * [0] 3, the pool of a rank is too full, and [1] the bytes of one that would do; then the same.
-   */
+   * for it, with the same numbers on all ranks. [0] is 0 where it fits, and [1] the rows, padding
+   * included, of the rank that receives most. Else [0] is 1, too many rows, and [1] the
+   * capacity_rows that would do; 2, an impossible id, and [1] 0; 3, the pool of a rank is too full,
+   * and [1] the bytes of one that would do; or 4, an expert with too many rows, and [1] the
+   * backward_rows that would do. Then out is filled with NaN, and backward of this plan, which says
+   * ignore_overflow, fills dx with NaN, dprobs with 0 and weight gradients that are overwritten
+   * with 0; those that are added to keep their values. */
   int64_t* overflow;
   const char* schedule; /* NULL: the layer's */
   void* stream;
@@ -320,7 +320,8 @@ typedef struct {
   int64_t tokens, hidden, topk; /* T, H, K */
   int64_t num_experts, combine_groups;
   int64_t combine_partials; /* as in uniep_problem */
-  const int32_t* ids;       /* [T, K], numbers of experts; less than 0: the slot is left out */
+  const int32_t* ids;       /* [T, K], numbers of experts, less than num_experts (which on GPUs is
+                             * not looked at); less than 0: the slot is left out */
   const float* factors;     /* [T, K], what rows are multiplied by; NULL: nothing */
   const int64_t* row;       /* [T, K], which of `rows`, and behind them of `more`; the sum of one
                              * that is none is NaN */

@@ -6,6 +6,7 @@
 #include "base/error_of.h"
 #include "group/agreement.h"
 #include "group/communicator_impl.h"
+#include "group/joining.h"
 #include "layer/options.h"
 #include "uniep/version.h"
 
@@ -13,15 +14,14 @@ namespace {
 
 thread_local std::string last_error;
 
-/// The group that a config describes; of `config`, which outlives it.
+/// The group that a config describes; of `config`, which outlives it. What is wrong with it all
+/// ranks hear of.
 uniep::GroupOptions options_of(const uniep_group_config& config) {
   using namespace uniep::c_api;
   uniep::GroupOptions options{.rank = config.rank,
                               .size = config.size,
-                              .backend = backend_of(config.backend),
                               .device = config.device,
                               .all_gather = {},
-                              .share_device = truth(config.share_device, "share_device"),
                               .timeout_ms = config.timeout_ms};
   if (config.all_gather != nullptr) {
     options.all_gather = [&config](std::span<const std::byte> own, std::span<std::byte> all) {
@@ -29,6 +29,12 @@ uniep::GroupOptions options_of(const uniep_group_config& config) {
       require(code == 0, uniep::ErrorCode::kPeerFailed, "all_gather returned ", code,
               "; 0 means that it worked");
     };
+  }
+  try {
+    options.backend = backend_of(config.backend);
+    options.share_device = truth(config.share_device, "share_device");
+  } catch (const uniep::Error& e) {
+    uniep::refuse_group(options, e);
   }
   return options;
 }

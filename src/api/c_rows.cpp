@@ -46,6 +46,15 @@ uniep::RowSums sums_of(const uniep_rows_call& c) {
           .out = elements<bf16>(c.out, c.tokens * c.hidden, "call.out").data()};
 }
 
+void require_experts(const uniep::RowSums& sums, std::int64_t num_experts) {
+  const std::int64_t slots = sums.tokens * sums.topk;
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    require(sums.ids[slot] < num_experts, ErrorCode::kInvalidArgument, "call.ids has ",
+            sums.ids[slot], " at slot ", slot, "; less than num_experts=", num_experts,
+            " is accepted");
+  }
+}
+
 }  // namespace
 
 int uniep_add_rows(const uniep_rows_call* call) {
@@ -53,7 +62,10 @@ int uniep_add_rows(const uniep_rows_call* call) {
     require_given(call, "call");
     const uniep::Backend backend = backend_of(call->backend);
     const uniep::RowSums sums = sums_of(*call);
-    if (backend == uniep::Backend::kCpu) return uniep::cpu::add_rows(sums);
+    if (backend == uniep::Backend::kCpu) {
+      require_experts(sums, call->num_experts);
+      return uniep::cpu::add_rows(sums);
+    }
 #ifdef UNIEP_HAS_CUDA
     uniep::cuda::add_rows(sums, call->device, static_cast<cudaStream_t>(call->stream));
 #else

@@ -65,6 +65,7 @@ int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
       return of_call;
     });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
+    options.call.memory = f.options.memory;  // that of `allocate`, too
     *result = c_result(uniep::tune_forward(layer->layer, plan, f.args, options));
   });
 }

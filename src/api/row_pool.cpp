@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/memory_info.h"
 #include "cpu/row_pool.h"
-#include "group/communicator_impl.h"
+#include "group/cpu_group.h"
 #include "layer/row_pool_data.h"
 #ifdef UNIEP_HAS_CUDA
 #include "cuda/row_pool.h"
@@ -16,7 +16,8 @@ std::int64_t free_bytes(const Communicator& communicator) {
 #ifdef UNIEP_HAS_CUDA
   if (communicator.backend() == Backend::kCuda) return cuda::free_device_bytes(communicator);
 #endif
-  return static_cast<std::int64_t>(available_memory()) / communicator.size();
+  const auto& own = dynamic_cast<const CpuCommunicator&>(*communicator.impl());
+  return static_cast<std::int64_t>(available_memory()) / own.group().ranks_of_machine();
 }
 
 /// Bytes that the options ask for.

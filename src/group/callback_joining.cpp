@@ -106,7 +106,7 @@ void require_fit(const std::vector<Card>& cards) {
   }
 }
 
-Card own_card(const GroupOptions& options, Descriptor& listener) {
+Card plain_card(const GroupOptions& options) {
   Card card{};
   put(card.magic, kMagic);
   put(card.version, UNIEP_VERSION_STRING);
@@ -114,6 +114,11 @@ Card own_card(const GroupOptions& options, Descriptor& listener) {
   card.rank = options.rank;
   card.size = options.size;
   card.backend = static_cast<int>(options.backend);
+  return card;
+}
+
+Card own_card(const GroupOptions& options, Descriptor& listener) {
+  Card card = plain_card(options);
   card.refusal.keep([&] {
     validate(options);
     put(card.host, host_id());
@@ -132,6 +137,10 @@ std::vector<T> gather(const GroupOptions& options, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(options.size));
   options.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   return all;
+}
+
+bool can_gather(const GroupOptions& o) {
+  return o.size > 1 && o.size <= kMaxGroupRanks && o.all_gather != nullptr;
 }
 
 /// Collective: rank 0 listens on the network between the hosts instead of its own alone.
@@ -191,6 +200,15 @@ RankLayout find_hosts(const GroupOptions& options) {
   }
   TcpMeeting place{.address = kLoopback};
   return meet(options, place).layout;
+}
+
+void refuse_group(const GroupOptions& options, const Error& error) {
+  if (can_gather(options)) {
+    Card card = plain_card(options);
+    card.refusal.keep([&] { throw error; });
+    require_fit(gather(options, card));
+  }
+  throw error;  // of a group of one, or where the others cannot be told
 }
 
 GroupMember join_group(const GroupOptions& options) {

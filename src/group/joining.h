@@ -41,6 +41,10 @@ RankLayout find_hosts(const GroupOptions& options);
 GroupMember join_group(const GroupOptions& options);
 GroupMember join_group(const ProcessEnvironment& environment, int limit_ms);
 
+/// Collective, in place of `join_group` or `find_hosts`: all ranks hear what is wrong with this
+/// one's options, of which `rank`, `size` and `all_gather` are read. Throws that.
+[[noreturn]] void refuse_group(const GroupOptions& options, const Error& error);
+
 /// The group of `process_environment`; this process alone where there is none.
 GroupMember join_group_of_environment();
 

@@ -9,6 +9,7 @@
 #include "api/c_steps.h"
 #include "base/check.h"
 #include "support/guarded_memory.h"
+#include "support/tuned_cache.h"
 
 namespace uniep::testing {
 namespace {
@@ -90,6 +91,29 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
       step.expect_contract(cat("exact rows, save ", name(save), ", part ", part));
     }
   }
+}
+
+/// A search's passes work in it, too, and leave there what backward reads.
+TEST(CApi, ASearchUsesTheMemoryThatItAskedFor) {
+  const TunedCache cache;
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  ExactMemory exact{layer};
+  uniep_forward_call forward = step.forward_call();
+  forward.memory = {};
+  forward.allocate = ExactMemory::allocate;
+  forward.allocate_context = &exact;
+  const uniep_tune_config config = short_search();
+  uniep_tune_result found{};
+  expect_ok(uniep_tune_forward(layer.get(), &forward, &config, &found));
+  uniep_backward_call backward = step.backward_call(0);
+  backward.rows = exact.rows;
+  backward.x_rows = data_or_null(exact.memory->x_rows);
+  backward.h = data_or_null(exact.memory->h);
+  backward.row_probs = exact.memory->row_probs.as<float>().data();
+  backward.backward_rows = exact.memory->backward_rows.data();
+  expect_ok(uniep_backward(layer.get(), &backward));
+  step.expect_contract("after a search");
 }
 
 /// A routing of no rows at all has memory for one tile; one that cannot be planned asks for none.

@@ -47,9 +47,8 @@ int gather_at(void* context, const void* own, std::size_t bytes, void* all) {
   return seat.meeting.gather(seat.rank, own, bytes, all);
 }
 
-/// Runs body(rank, group), which destroys it, for ranks of a group from callbacks, each in a
-/// thread.
-void in_groups(int ranks, const std::function<void(int, uniep_group*)>& body) {
+/// Runs body(config) for ranks of a group from callbacks, each in a thread.
+void in_seats(int ranks, const std::function<void(uniep_group_config)>& body) {
   Meeting meeting(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -61,20 +60,27 @@ void in_groups(int ranks, const std::function<void(int, uniep_group*)>& body) {
       config.timeout_ms = 20000;
       config.all_gather = gather_at;
       config.context = &seat;
-      std::int32_t hosts = 0, local_ranks = 0;
-      expect_ok(uniep_group_find_hosts(&config, &hosts, &local_ranks));
-      EXPECT_EQ(hosts, 1);
-      EXPECT_EQ(local_ranks, ranks);
-      hosts = local_ranks = 0;
-      uniep_group* group = nullptr;
-      expect_ok(uniep_group_create(&config, &group));
-      expect_ok(uniep_group_layout(group, &hosts, &local_ranks));
-      EXPECT_EQ(hosts, 1);
-      EXPECT_EQ(local_ranks, ranks);
-      body(rank, group);
+      body(config);
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// Likewise body(rank, group), which destroys it.
+void in_groups(int ranks, const std::function<void(int, uniep_group*)>& body) {
+  in_seats(ranks, [&](const uniep_group_config& config) {
+    std::int32_t hosts = 0, local_ranks = 0;
+    expect_ok(uniep_group_find_hosts(&config, &hosts, &local_ranks));
+    EXPECT_EQ(hosts, 1);
+    EXPECT_EQ(local_ranks, ranks);
+    hosts = local_ranks = 0;
+    uniep_group* group = nullptr;
+    expect_ok(uniep_group_create(&config, &group));
+    expect_ok(uniep_group_layout(group, &hosts, &local_ranks));
+    EXPECT_EQ(hosts, 1);
+    EXPECT_EQ(local_ranks, ranks);
+    body(config.rank, group);
+  });
 }
 
 /// Likewise body(rank, layer), of layers that outlive their groups.
@@ -180,6 +186,27 @@ TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
     expect_ok(uniep_backward(layer, &backward));
   });
   expect_same_bits(result, reference::contract(data), "after refusals");
+}
+
+/// Nobody waits for a rank whose config describes no group.
+TEST(CApiRanks, HearOfARankThatRefusesItsGroup) {
+  const std::function<void(uniep_group_config&)> spoils[] = {
+      [](uniep_group_config& c) { c.backend = 5; },
+      [](uniep_group_config& c) { c.share_device = 2; },
+      [](uniep_group_config& c) { c.timeout_ms = -1; }};
+  for (const auto& spoil : spoils) {
+    in_seats(2, [&](uniep_group_config config) {
+      if (config.rank == 1) spoil(config);
+      std::int32_t hosts = 0, local_ranks = 0;
+      uniep_group* group = nullptr;
+      EXPECT_EQ(uniep_group_find_hosts(&config, &hosts, &local_ranks), 1);
+      const std::string said = uniep_last_error();
+      EXPECT_EQ(said.rfind("rank 1: ", 0), 0U) << said;
+      EXPECT_EQ(uniep_group_create(&config, &group), 1);
+      EXPECT_EQ(uniep_last_error(), said);
+      EXPECT_EQ(group, nullptr);
+    });
+  }
 }
 
 /// Nobody waits for a rank whose arguments make no layer; the group stays usable.

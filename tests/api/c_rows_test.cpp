@@ -71,6 +71,13 @@ TEST(AddRows, RefusesWhatItCannotAddUp) {
   refused([](auto& c) { c.num_more = 1, c.more = nullptr; },
           "call.more is NULL; an address is accepted");
   refused([](auto& c) { c.out = nullptr; }, "call.out is NULL; an address is accepted");
+  for (const std::int32_t id : {rows.layer.num_experts, INT32_MAX - 1, INT32_MAX}) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(rows.call().tokens * rows.call().topk));
+    ids.back() = id;
+    refused([&](auto& c) { c.ids = ids.data(); },
+            cat("call.ids has ", id, " at slot ", ids.size() - 1,
+                "; less than num_experts=", rows.layer.num_experts, " is accepted"));
+  }
 }
 
 }  // namespace
