@@ -121,37 +121,34 @@ std::string format_header(std::span<const Tensor> tensors) {
   return prefix + text;
 }
 
+/// By DType.
+struct DTypeRow {
+  std::string_view name;
+  std::int64_t size;
+};
+constexpr std::array<DTypeRow, kNumDTypes> kDTypeRows = {{{"BF16", 2},
+                                                          {"F32", 4},
+                                                          {"F64", 8},
+                                                          {"I32", 4},
+                                                          {"I64", 8},
+                                                          {"F16", 2},
+                                                          {"BOOL", 1},
+                                                          {"U8", 1},
+                                                          {"I8", 1},
+                                                          {"U16", 2},
+                                                          {"I16", 2},
+                                                          {"U32", 4},
+                                                          {"U64", 8},
+                                                          {"F8_E4M3", 1},
+                                                          {"F8_E5M2", 1}}};
+
+const DTypeRow& row_of(DType dtype) { return kDTypeRows[static_cast<std::size_t>(dtype)]; }
+
 }  // namespace
 
-std::string_view to_string(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return "BF16";
-    case DType::kF32:
-      return "F32";
-    case DType::kF64:
-      return "F64";
-    case DType::kI32:
-      return "I32";
-    case DType::kI64:
-      return "I64";
-  }
-  return "?";
-}
+std::string_view to_string(DType dtype) { return row_of(dtype).name; }
 
-std::int64_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return 2;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF64:
-    case DType::kI64:
-      break;
-  }
-  return 8;
-}
+std::int64_t size_of(DType dtype) { return row_of(dtype).size; }
 
 std::string shape_string(std::span<const std::int64_t> shape) {
   std::string text = "[";

@@ -21,10 +21,28 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 /// Most dimensions of a tensor.
 inline constexpr std::size_t kMaxRank = 8;
 
-/// The element types that this library reads and writes.
-enum class DType { kBf16, kF32, kF64, kI32, kI64 };
+/// The element types of whole bytes that the format has; this library reads and writes the first
+/// five.
+enum class DType {
+  kBf16,
+  kF32,
+  kF64,
+  kI32,
+  kI64,
+  kF16,
+  kBool,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kU64,
+  kF8E4m3,
+  kF8E5m2
+};
+inline constexpr int kNumDTypes = 15;
 
-/// The format's own name: "BF16", "F32", "F64", "I32", "I64".
+/// The format's own name, such as "BF16".
 std::string_view to_string(DType dtype);
 
 /// Bytes of one element.

@@ -14,14 +14,22 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kDTypes = {DType::kBf16, DType::kF32, DType::kF64, DType::kI32, DType::kI64};
 constexpr std::string_view kMetadataName = "__metadata__";
 
 std::optional<DType> dtype_named(std::string_view name) {
-  for (const DType dtype : kDTypes) {
-    if (to_string(dtype) == name) return dtype;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    if (to_string(static_cast<DType>(i)) == name) return static_cast<DType>(i);
   }
   return std::nullopt;
+}
+
+std::string dtype_names() {
+  std::string names;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const char* before = i == 0 ? "" : i + 1 < kNumDTypes ? ", " : " or ";
+    names += cat(before, to_string(static_cast<DType>(i)));
+  }
+  return names;
 }
 
 /// Takes the JSON as a stream of events instead of a tree: what does not belong into a safetensors
@@ -104,7 +112,7 @@ void HeaderReader::refuse(const std::string& found) const {
       fail("the entry of ", tensor(), " is ", found,
            "; an object with dtype, shape and data_offsets is needed");
     case Expect::kDType:
-      fail("the dtype of ", tensor(), " is ", found, "; BF16, F32, F64, I32 or I64 is accepted");
+      fail("the dtype of ", tensor(), " is ", found, "; ", dtype_names(), " is accepted");
     case Expect::kShape:
       fail("the shape of ", tensor(), " is ", found, "; an array of sizes is needed");
     case Expect::kShapeItem:

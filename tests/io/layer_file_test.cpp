@@ -296,6 +296,10 @@ TEST(LayerFile, WideIdsDoNotWrapAround) {
 TEST(LayerFile, OtherTensorsAreIgnoredAndNamed) {
   Parts parts;
   parts.tensors.push_back(make_tensor<float>("bias", {0}, {}));
+  const std::vector<bf16> bytes(1);
+  parts.tensors.push_back(make_tensor<bf16>("mask", {1}, bytes));
+  parts.tensors.back().dtype = DType::kU8;
+  parts.tensors.back().shape = {2};
   expect_same(parts.parse(), parts.d);
   EXPECT_NE(to_string(*parts.check().summary).find("\nignored: 'bias'"), std::string::npos);
 }

@@ -303,9 +303,10 @@ TEST(SafetensorsErrors, Entries) {
 }
 
 TEST(SafetensorsErrors, DTypes) {
-  const std::string accepted = "; BF16, F32, F64, I32 or I64 is accepted";
-  EXPECT_STATES(entry_error(R"({"dtype":"F16"})"),
-                "f: the dtype of tensor 'a' is 'F16'" + accepted);
+  const std::string accepted =
+      "; BF16, F32, F64, I32, I64, F16, BOOL, U8, I8, U16, I16, U32, U64, F8_E4M3 or F8_E5M2 is "
+      "accepted";
+  EXPECT_STATES(entry_error(R"({"dtype":"F4"})"), "f: the dtype of tensor 'a' is 'F4'" + accepted);
   EXPECT_STATES(entry_error(R"({"dtype":"bf16"})"),
                 "f: the dtype of tensor 'a' is 'bf16'" + accepted);
   EXPECT_STATES(entry_error(R"({"dtype":32})"), "f: the dtype of tensor 'a' is 32" + accepted);
