@@ -81,7 +81,7 @@ class UNIEP_API RoutingPlan {
   std::int64_t received_tokens() const;  ///< tokens with rows here, each once: pulls().size()
   std::span<const RowOrigin> row_origin() const;  ///< [padded_rows]
 
-  std::span<const Pull> pulls() const;              ///< by (source, token) ascending
+  std::span<const Pull> pulls() const;              ///< in canonical order
   std::span<const std::int64_t> pull_rows() const;  ///< row numbers, ascending within a pull
 
   /// Tiles of `tile_m` rows by local expert, then by row. `tile_m` divides row_align.

@@ -6,13 +6,13 @@
 
 namespace uniep {
 
-Heap::Heap(std::int64_t bytes) : bytes_(bytes) {
+Heap::Heap(std::int64_t bytes, const char* remedy) : bytes_(bytes) {
   if (bytes == 0) return;
   const auto size = static_cast<std::size_t>(bytes);
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                  -1, 0);
-  require(p != MAP_FAILED, ErrorCode::kCapacity, "cannot allocate ", bytes,
-          " bytes of workspace; a smaller max_tokens or capacity_rows needs less");
+  require(p != MAP_FAILED, ErrorCode::kCapacity, "cannot allocate ", bytes, " bytes; ", remedy,
+          " needs less");
   owner_ = std::shared_ptr<void>(p, [size](void* memory) { munmap(memory, size); });
   data_ = static_cast<std::byte*>(p);
 }

@@ -9,8 +9,8 @@ namespace uniep {
 /// A block of memory, zero at first; pages that are never touched take no memory.
 class Heap {
  public:
-  /// Of this process alone.
-  explicit Heap(std::int64_t bytes);
+  /// Of this process alone. Where there is not so much, throws what would need less.
+  explicit Heap(std::int64_t bytes, const char* remedy = "a smaller max_tokens or capacity_rows");
   /// Memory that `owner` keeps.
   Heap(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
       : owner_(std::move(owner)), data_(data), bytes_(bytes) {}

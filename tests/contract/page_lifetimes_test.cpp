@@ -201,6 +201,10 @@ TEST_F(OneRank, PoolsWithoutRoomOrMemoryAreRefused) {
       [&] { RowPool(problem_, alone_, {.bytes = one - 1}); });
   expect_invalid("options.bytes is -1; 1 or more is accepted, and 0 for half of the free memory",
                  [&] { RowPool(problem_, alone_, {.bytes = -1}); });
+  EXPECT_NE(refusal([&] {
+              RowPool(problem_, alone_, {.bytes = std::numeric_limits<std::int64_t>::max() / 8});
+            }).find("options.bytes"),
+            std::string::npos);
   const GuardedMemory memory(one + 64);
   expect_invalid(
       cat("options.memory has ", one, " bytes; options.bytes=", one + 1, " or more are accepted"),

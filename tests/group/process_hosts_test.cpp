@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "base/cpu_info.h"
+#include "base/memory_info.h"
 #include "group/communicator_impl.h"
 #include "group/process_group.h"
 #include "group/tcp_bootstrap.h"
@@ -461,6 +462,20 @@ int open_workers(const Communicator& member, const LayerData& data) {
   layer.forward(layer.plan(split.topk_ids(member.rank())),
                 split.forward_args(member.rank(), result), open);
   return layer.last_pass().workers;
+}
+
+/// Half of what is free, divided by the ranks of the host: here one, so twice a quarter.
+TEST(HostsOfAGroup, RanksDivideTheMemoryOfTheirOwnHost) {
+  const LayerData data = plain_layer(2);
+  const Common<MeetingPlace> place;
+  Crew crew(2, [&](int rank) {
+    be_on_host_of(2 * rank);
+    const Communicator member = Communicator::from_callbacks(place->options(rank, 2));
+    const RowPool pool(workload::Split(data, 2).problem(), member);
+    EXPECT_GT(pool.bytes(), static_cast<std::int64_t>(available_memory() / 8 * 3));
+    return std::string("fine");
+  });
+  expect_all_fine(crew);
 }
 
 TEST(HostsOfAGroup, RanksDivideTheCpusOfTheirOwnHost) {
