@@ -1,5 +1,6 @@
 #include "cuda/call_protocol.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "base/check.h"
@@ -11,7 +12,10 @@ namespace uniep::cuda {
 namespace {
 
 bool raised(const WaitFailure& w) {
-  return *static_cast<const volatile int*>(&w.raised) == 1;  // the device may be writing it
+  // The device may be writing it, and has written the rest before.
+  const bool is = *static_cast<const volatile int*>(&w.raised) == 1;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return is;
 }
 
 /// Whatever kernels run meanwhile.
@@ -31,11 +35,12 @@ Refusal read_refusal(const Refusal* from) {
 CallProtocol::CallProtocol(const LayerGroup& group, cudaStream_t own_stream)
     : group_(group), streams_(own_stream), faults_(group, report_.get()->fault) {}
 
-void CallProtocol::begin(const RoutingPlan* plan, std::optional<void*> named) {
+void CallProtocol::begin(const CallPlan& call, std::optional<void*> named) {
   throw_if_failed();
   streams_.begin_call(named);
   counted_ = false;
-  if (plan != nullptr && !captured()) faults_.throw_if_unusable(*plan, streams_);
+  if (call.plan == nullptr || captured()) return;
+  faults_.throw_if_unusable(*call.plan, call.counts_rows, streams_);
 }
 
 void CallProtocol::synchronize() {

@@ -10,6 +10,14 @@
 
 namespace uniep::cuda {
 
+/// The plan of a call, if it has one.
+struct CallPlan {
+  const RoutingPlan* plan = nullptr;
+  /// The call asks for the plan's rows, and so waits for it. Where it has a fault, that is thrown
+  /// ahead of the call, and refuses nothing.
+  bool counts_rows = false;
+};
+
 /// What the calls of a layer have in common, besides their work. Ahead of a call, what has failed
 /// before is thrown, and the call is put behind the others. If it fails before its launches are all
 /// made, the other ranks are told. docs/counters.md says why it must be so.
@@ -18,8 +26,8 @@ class CallProtocol {
   /// `own_stream`: of calls that name none. `group` outlives this.
   CallProtocol(const LayerGroup& group, cudaStream_t own_stream);
 
-  /// Ahead of every call, on the stream that it `named`. `plan`: of a pass, if it has one.
-  void begin(const RoutingPlan* plan, std::optional<void*> named);
+  /// Ahead of every call, on the stream that it `named`.
+  void begin(const CallPlan& call, std::optional<void*> named);
 
   /// Does the work of a collective call, after `begin`. What goes wrong, other ranks must hear of.
   template <class Body>
@@ -39,7 +47,8 @@ class CallProtocol {
   /// Waits until all calls are done, and throws what went wrong.
   void synchronize();
 
-  std::int64_t number_plan() { return faults_.number_plan(); }
+  std::int64_t number_plan() { return faults_.number_plan(streams_); }
+  const std::shared_ptr<ToldFaults>& told_faults() const { return faults_.told(); }
   const StreamOrder& streams() const { return streams_; }
   cudaStream_t stream() const { return streams_.stream(); }
   bool captured() const { return streams_.captured(); }

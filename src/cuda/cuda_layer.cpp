@@ -86,6 +86,8 @@ class CudaLayer final : public LayerBackend {
  public:
   /// On this thread's device, which is the group's.
   CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions& options);
+  /// On any thread: what frees the layer's memory and events works on its device.
+  ~CudaLayer() override { ending_.emplace(group_->device()); }
 
   /// Not while a peer may signal.
   void start_counters_at(std::uint32_t first_count);
@@ -110,7 +112,7 @@ class CudaLayer final : public LayerBackend {
  private:
   void begin_memory();
   template <class Body>
-  auto collective(const RoutingPlan* plan, const CallOptions& options, const Body& body);
+  auto collective(CallPlan plan, const CallOptions& options, const Body& body);
 
   RoutingPlan make_plan(std::span<const std::int32_t> topk_ids, const CallOptions& options);
   RoutingPlan plan_with(std::int64_t tokens, std::unique_ptr<CudaPlan> remote, bool flagged,
@@ -128,6 +130,7 @@ class CudaLayer final : public LayerBackend {
   void launch(PassLauncher& launcher, const OrderArgs& order, const EnterArgs& enter,
               const WaveEvents& waves);
 
+  std::optional<DeviceScope> ending_;  // the last member to end
   const std::shared_ptr<const LayerGroup> group_;
   const std::shared_ptr<DeviceRowPool> pool_;  // or null
   const MemoryNeeds needs_;
@@ -167,7 +170,7 @@ void CudaLayer::begin_memory() {
 
 /// The frame of every collective call.
 template <class Body>
-auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, const Body& body) {
+auto CudaLayer::collective(CallPlan plan, const CallOptions& options, const Body& body) {
   const DeviceScope scope(group_->device());
   calls_.begin(plan, options.cuda_stream);
   return calls_.together([&] {
@@ -179,7 +182,7 @@ auto CudaLayer::collective(const RoutingPlan* plan, const CallOptions& options, 
 }
 
 void CudaLayer::refuse_call(const Error& error) {
-  collective(nullptr, {}, [&] { throw error; });
+  collective({}, {}, [&] { throw error; });
   throw error;  // not reached
 }
 
@@ -190,7 +193,7 @@ void CudaLayer::synchronize() {
 }
 
 RoutingPlan CudaLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
-  return collective(nullptr, options, [&] { return make_plan(topk_ids, options); });
+  return collective({}, options, [&] { return make_plan(topk_ids, options); });
 }
 
 RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
@@ -201,8 +204,8 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem().topk;
   auto remote = std::make_unique<CudaPlan>(
       group_->device(), memory_.plan(options.memory.plan, calls_.captured()),
-      DevicePlanLayout(problem(), group_->size()), calls_.number_plan(), calls_.stream(),
-      calls_.captured());
+      DevicePlanLayout(problem(), group_->size()), calls_.told_faults(), calls_.number_plan(),
+      calls_.stream(), calls_.captured());
   PlanArgs args = plan_args(problem(), group_->rank(), group_->size(), tokens, topk_ids.data(),
                             group_->exchange(), memory_.plan_scratch(), remote->device(),
                             calls_.report(), group_->limit_ms());
@@ -236,14 +239,16 @@ Saved CudaLayer::restore(const StepMemory& memory, std::int64_t tokens, bool fla
   check_restore_pages(pool_.get());
   const std::int64_t rows = check_restored_memory(problem(), needs_, memory, tokens);
   auto remote = std::make_unique<CudaPlan>(group_->device(), callers_memory(memory.plan.data()),
-                                           DevicePlanLayout(problem(), group_->size()), 1,
-                                           std::nullopt, false);
+                                           DevicePlanLayout(problem(), group_->size()),
+                                           calls_.told_faults(), 1, std::nullopt, false);
   return restored(plan_with(tokens, std::move(remote), flagged), rows, memory);
 }
 
 Saved CudaLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                          const CallOptions& options) {
-  return collective(&plan, options, [&] { return run_forward(plan, args, options); });
+  const bool counts_rows = !pool_ && is_sized_by_routing(problem(), needs_, options.memory);
+  return collective({&plan, counts_rows}, options,
+                    [&] { return run_forward(plan, args, options); });
 }
 
 Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
@@ -277,7 +282,7 @@ std::unique_ptr<SavedData> CudaLayer::make_saved(const RoutingPlan& plan,
 }
 
 void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
-  collective(plan_of(saved), options, [&] {
+  collective({plan_of(saved)}, options, [&] {
     const Schedule& schedule = *options.schedule;
     check_backward(problem(), communicator(), saved, args, schedule);
     check_backward_pages(*saved.data(), PassPart::kWhole);
@@ -298,7 +303,7 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
 
 void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
                               const CallOptions& options) {
-  collective(plan_of(saved), options, [&] {
+  collective({plan_of(saved)}, options, [&] {
     const Schedule& schedule = *options.schedule;
     check_backward_data(problem(), communicator(), saved, args, schedule);
     check_backward_pages(*saved.data(), PassPart::kData);
@@ -319,7 +324,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
 void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                  const CallOptions& options) {
   const DeviceScope scope(group_->device());
-  calls_.begin(plan_of(saved), options.cuda_stream);
+  calls_.begin({plan_of(saved)}, options.cuda_stream);
   calls_.streams().require_same_in_threads();
   begin_memory();
   const Schedule& schedule = *options.schedule;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/cuda/check_cuda.h"
+#include "base/cuda/device_scope.h"
 
 namespace uniep::cuda {
 
@@ -34,19 +35,25 @@ class DeviceArray {
     DeviceArray array;
     if (count == 0) return array;
     array.count_ = count;
+    array.device_ = current_device();
     check_cuda(cudaMalloc(reinterpret_cast<void**>(&array.data_), array.bytes()),
                cat("allocate ", array.bytes(), " bytes of device memory"));
     return array;
   }
   DeviceArray(DeviceArray&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        count_(std::exchange(other.count_, 0)),
+        device_(other.device_) {}
   DeviceArray& operator=(DeviceArray&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(count_, other.count_);
+    std::swap(device_, other.device_);
     return *this;
   }
   ~DeviceArray() {
-    if (data_ != nullptr) cudaFree(data_);  // even of nothing, it ends a graph capture in failure
+    if (data_ == nullptr) return;      // even of nothing, cudaFree ends a graph capture in failure
+    const DeviceScope scope(device_);  // of a thread that has used none, it would begin to use 0
+    cudaFree(data_);
   }
 
   T* data() const { return data_; }
@@ -68,6 +75,7 @@ class DeviceArray {
 
   T* data_ = nullptr;
   std::int64_t count_ = 0;
+  int device_ = 0;
 };
 
 }  // namespace uniep::cuda

@@ -38,7 +38,10 @@ bool CudaPlan::has_rows(const PlanData& p) const {
   const PlanStatus made = status();
   require(made.expired == 0, ErrorCode::kPeerFailed,
           "plan was not made, since a rank did not come in time; Layer::synchronize says which");
-  if (!p.flagged) throw_if_any(made.fault, p.problem, p.num_ranks());
+  if (!p.flagged && made.fault.kind != RoutingFault::Kind::kNone) {
+    told_->tell(made.fault);
+    throw_if_any(made.fault, p.problem, p.num_ranks());
+  }
   return made.ok();
 }
 

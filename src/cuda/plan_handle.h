@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cuda/plan_memory.h"
+#include "cuda/told_faults.h"
 #include "layer/callers_memory.h"
 #include "plan/plan_data.h"
 #include "uniep/routing_plan.h"
@@ -18,10 +19,13 @@ namespace uniep::cuda {
 class CudaPlan final : public RemotePlan {
  public:
   /// `number`: of the layer's plans, from 1. `captured`: every replay of a CUDA graph makes it
-  /// anew. Without a stream it was made somewhere else, and lies here, on `device`.
+  /// anew. Without a stream it was made somewhere else, and lies here, on `device`. `told`: of the
+  /// layer.
   CudaPlan(int device, std::shared_ptr<std::byte> memory, const DevicePlanLayout& layout,
-           std::int64_t number, std::optional<cudaStream_t> stream, bool captured)
+           std::shared_ptr<ToldFaults> told, std::int64_t number,
+           std::optional<cudaStream_t> stream, bool captured)
       : device_(device),
+        told_(std::move(told)),
         memory_(std::move(memory)),
         plan_(device_plan(memory_.get(), layout)),
         number_(number),
@@ -31,6 +35,7 @@ class CudaPlan final : public RemotePlan {
   const DevicePlan& device() const { return plan_; }
   const std::shared_ptr<std::byte>& memory() const { return memory_; }
   std::int64_t number() const { return number_; }
+  const std::shared_ptr<ToldFaults>& told_faults() const { return told_; }
 
   /// Whether the plan lies in memory of the caller, who may have other use for it by now.
   bool is_callers() const { return uniep::is_callers(memory_); }
@@ -48,6 +53,7 @@ class CudaPlan final : public RemotePlan {
   bool has_rows(const PlanData& p) const;
 
   const int device_;
+  const std::shared_ptr<ToldFaults> told_;
   std::shared_ptr<std::byte> memory_;
   DevicePlan plan_;
   const std::int64_t number_;

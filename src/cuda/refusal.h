@@ -11,7 +11,7 @@ struct Refusal {
   std::uint32_t call = 0;     // number of the call, from 1, written last; 0: nobody refused
   std::uint32_t claimed = 0;  // 0 or 1
   std::int32_t code = 0;      // ErrorCode
-  char sentence[244] = {};    // ends with a zero
+  char sentence[756] = {};    // ends with a zero
 };
 
 /// What every rank keeps of its layer's calls in symmetric memory; zeroed once. Calls are plans,

@@ -19,19 +19,36 @@ void RoutingFaults::notice(const StreamOrder& calls) {
   suspects_ = plans_;
 }
 
-void RoutingFaults::throw_if_unusable(const RoutingPlan& plan, const StreamOrder& calls) {
+/// What an accessor has thrown, it has waited for: it was reported, unless the place was taken.
+void RoutingFaults::forget_told(const StreamOrder& calls) {
+  const RoutingFault told = told_->take();
+  if (told.kind == RoutingFault::Kind::kNone) return;
+  notice(calls);
+  if (told == untold_) untold_ = {};
+}
+
+std::int64_t RoutingFaults::number_plan(const StreamOrder& calls) {
+  if (!calls.captured()) forget_told(calls);
+  return ++plans_;
+}
+
+void RoutingFaults::throw_if_unusable(const RoutingPlan& plan, bool waits,
+                                      const StreamOrder& calls) {
   if (plan.data().flagged) return;
   notice(calls);
   const CudaPlan* made = cuda_plan(plan);
-  if (made == nullptr || made->number() > suspects_) return;
+  if (made == nullptr) return;
+  if (!waits && made->told_faults() == told_ && made->number() > suspects_) return;
   // Where it was moved, too.
   check_cuda(cudaStreamSynchronize(calls.stream()), "wait for a plan");
   const RoutingFault fault = made->status().fault;
+  notice(calls);
   if (fault == untold_) untold_ = {};
   throw_if_any(fault);
 }
 
 void RoutingFaults::throw_if_untold(const StreamOrder& calls) {
+  forget_told(calls);
   notice(calls);
   throw_if_any(std::exchange(untold_, {}));
 }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "cuda/layer_group.h"
 #include "cuda/stream_order.h"
+#include "cuda/told_faults.h"
 #include "plan/routing_fault.h"
 #include "uniep/routing_plan.h"
 
@@ -23,16 +25,22 @@ class RoutingFaults {
       : group_(group), reported_(reported) {}
 
   /// Of the next plan, from 1.
-  std::int64_t number_plan() { return ++plans_; }
+  std::int64_t number_plan(const StreamOrder& calls);
+
+  /// Of the layer's plans, which know by it whose they are.
+  const std::shared_ptr<ToldFaults>& told() const { return told_; }
 
   /// Throws the fault of a plan that is about to be used, if its maker wanted faults as errors.
-  void throw_if_unusable(const RoutingPlan& plan, const StreamOrder& calls);
+  /// Whether it has one, is asked of plans that may, of other layers', and where the call `waits`
+  /// for the plan anyway.
+  void throw_if_unusable(const RoutingPlan& plan, bool waits, const StreamOrder& calls);
 
   /// Throws the first fault that nobody was told of; not again then. After all calls are done.
   void throw_if_untold(const StreamOrder& calls);
 
  private:
   void notice(const StreamOrder& calls);
+  void forget_told(const StreamOrder& calls);
   void throw_if_any(const RoutingFault& fault) const;
 
   const LayerGroup& group_;
@@ -40,6 +48,7 @@ class RoutingFaults {
   std::int64_t plans_ = 0;     // made so far
   std::int64_t suspects_ = 0;  // the first so many of them may have no rows, and say so
   RoutingFault untold_;        // of one of these
+  const std::shared_ptr<ToldFaults> told_ = std::make_shared<ToldFaults>();
 };
 
 }  // namespace uniep::cuda

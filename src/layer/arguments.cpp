@@ -337,6 +337,15 @@ void check_if_given(const char* name, std::span<std::byte> memory, std::int64_t 
 
 }  // namespace
 
+bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
+                         const StepMemory& memory) {
+  if (!has_saved_memory(memory)) return false;
+  const auto rows = static_cast<std::int64_t>(memory.row_probs.size());
+  const auto x = static_cast<std::int64_t>(memory.x_rows.size());
+  return rows < needs.rows ||
+         (problem.save == Save::kTokens && x < needs.rows_of_x * problem.hidden);
+}
+
 std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
                                                const StepMemory& memory) {
   if (!has_saved_memory(memory)) return std::nullopt;

@@ -30,6 +30,10 @@ void check_wave_events(const WaveEvents& events, int waves);
 
 void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks);
 void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory);
+/// Whether it may be too small for what the capacity allows, so that check_saved_memory asks the
+/// plan.
+bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
+                         const StepMemory& memory);
 /// The number of rows that it has for what forward saves; nothing: it has none of that memory.
 /// Where these are fewer than the capacity, the plan is asked for its rows, which waits for it.
 std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,

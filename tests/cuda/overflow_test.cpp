@@ -147,6 +147,61 @@ TEST_P(CudaOverflow, PlansOfItSayThatTheyHaveNoRows) {
   }));
 }
 
+// ---- As errors
+
+/// Memory that is too small for the capacity is compared with the plan's rows. A routing that has
+/// none is no refusal then, which would end the layer: the ranks that have more go on, too.
+TEST_P(CudaOverflow, ForwardInMemoryOfFewRowsThrowsItAndTheLayerGoesOn) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData fits = fitting_batch(c.size()), does_not = overflowing_batch(c.size());
+    const LayerResult want = GpuRank(fits, c).step(cuda_schedules()[0]);
+    GpuRank rank(does_not, c, {}, {.capacity_rows = kCapacity});
+    const Problem problem = rank.layer().problem();
+    MemoryNeeds needs = needs_of(problem, c.size());
+    if (c.rank() == 0) needs.rows = problem.row_align, needs.rows_of_x = needs.rows;
+    const MovableStep few(needs, problem);
+    const std::string said = failure_of(
+        [&] {
+          forward(rank.layer(), rank, few, cuda_schedules()[0], {}, nullptr);
+          rank.layer().synchronize();
+        },
+        milliseconds(kLimitMs));
+    if (said.find("capacity_rows") == std::string::npos) return cat("said: ", said);
+    rank.load(fits);
+    const std::string tensor = difference(rank.step(cuda_schedules()[0]), want);
+    return tensor.empty() ? "same" : cat(tensor, " differs");
+  }));
+}
+
+/// Who asks a plan hears of its fault, and not again from the layer.
+TEST_P(CudaOverflow, WhatAnAccessorHasThrownIsNotThrownAgain) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    GpuRank rank(overflowing_batch(c.size()), c, {}, {.capacity_rows = kCapacity});
+    for (int time = 0; time < 2; ++time) {
+      const RoutingPlan bad = rank.layer().plan(rank.topk_ids());
+      const auto said = failure_of([&] { bad.padded_rows(); }, milliseconds(kLimitMs));
+      if (said.find("capacity_rows") == std::string::npos) return cat("said: ", said);
+      rank.layer().synchronize();
+      const RoutingPlan unasked = rank.layer().plan(rank.topk_ids());
+      const auto unheard = failure_of([&] { rank.layer().synchronize(); }, milliseconds(kLimitMs));
+      if (unheard != said) return cat("of a plan that nobody asked: ", unheard);
+    }
+    return "same";
+  }));
+}
+
+/// Layers of one problem may use each other's plans, with their faults.
+TEST_P(CudaOverflow, OfAnotherLayersPlanIsThrown) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    GpuRank rank(overflowing_batch(c.size()), c, {}, {.capacity_rows = kCapacity});
+    Layer other(rank.layer().problem(), c);
+    const RoutingPlan bad = rank.layer().plan(rank.topk_ids());
+    const auto said =
+        failure_of([&] { other.forward(bad, rank.forward_args()); }, milliseconds(kLimitMs));
+    return said.find("capacity_rows") != std::string::npos ? "same" : cat("said: ", said);
+  }));
+}
+
 TEST_P(CudaOverflow, AnOverflowInAReplayIsAValueOnTheDevice) {
   expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
     const LayerData first = fitting_batch(c.size());
