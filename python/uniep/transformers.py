@@ -191,6 +191,8 @@ def use(
         if _is_block(module):
             _use_in_block(module, name)
             continue
+        if ".modules_to_save." in own_name:  # peft's copy, with a copy of the configuration
+            module.config._experts_implementation = name
         found = module.config._experts_implementation
         if found != name:
             raise ValueError(

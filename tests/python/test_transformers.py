@@ -165,6 +165,38 @@ def test_low_rank_adapters(adapted: dict[str, list[str]]) -> None:
     assert any(not torch.equal(ours[1][name], gradient) for name, gradient in own[1].items())
 
 
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts_that_peft_trains_whole(kind: str) -> None:
+    """Its copies of them have configurations of their own; `use` may come before or after."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    ids = tokens()
+    found = []
+    for use_last in (False, True):
+        model: Any = small(kind)
+        if not use_last:
+            uniep.transformers.use(model)
+        config = peft.LoraConfig(
+            r=4, init_lora_weights=False, target_modules=["q_proj"], modules_to_save=["experts"]
+        )
+        torch.manual_seed(1)
+        wrapped: Any = peft.get_peft_model(model, config)
+        if use_last:
+            uniep.transformers.use(wrapped)
+        out = wrapped(input_ids=ids, labels=ids)
+        out.loss.backward()
+        grads = {
+            name: p.grad
+            for name, p in wrapped.named_parameters()
+            if p.requires_grad and "experts" in name
+        }
+        assert grads
+        found.append((out.logits.detach(), grads))
+    (first, wanted), (second, got) = found
+    assert torch.equal(first, second)
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(got[name], gradient) for name, gradient in wanted.items())
+
+
 @pytest.mark.parametrize("use_last", [True, False])
 def test_low_rank_adapters_of_weights_that_lie_otherwise(use_last: bool) -> None:
     """gpt-oss: adapters know the weights as transformers has them, and so must uniep."""
