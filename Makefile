@@ -50,7 +50,7 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 
 test: test-core test-python  ## all tests, the slow ones and those of the Python package too
 
-test-core: build
+test-core: build  ## the same without those of the Python package
 	@ctest --preset $(PRESET) --parallel $(TEST_JOBS)
 
 python: deps  ## the Python package, with what its tests need, in build/venv
