@@ -38,7 +38,7 @@ help:  ## list these commands
 deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
 	@scripts/install_deps.sh
 
-build: deps  ## build everything; PRESET is cuda, cpu-release, cpu-debug, asan or tsan
+build: deps  ## build all but the Python package; PRESET is cuda, cpu-release, cpu-debug, asan or tsan
 	@$(call configure_preset,$(PRESET))
 	@$(call build_preset,$(PRESET))
 
