@@ -71,7 +71,7 @@ asan tsan: %: %-build
 	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize \
 	  --parallel $(TEST_JOBS)
 
-bench: build  ## speed of the tile GEMM beside OpenBLAS, and of overlap over an emulated link
+bench: build  ## speed of the tile GEMM compared with OpenBLAS, and of overlap over an emulated link
 	build/$(PRESET)/benchmarks/uniep_gemm_bench
 	build/$(PRESET)/benchmarks/uniep_overlap_bench
 
