@@ -38,7 +38,7 @@ help:  ## list these commands
 deps:  ## install what is missing (Debian, Ubuntu: apt-get, as root or with sudo)
 	@scripts/install_deps.sh
 
-build: deps  ## build everything; PRESET is cuda, cpu-release, cpu-debug, asan or tsan
+build: deps  ## build all but the Python package; PRESET is cuda, cpu-release, cpu-debug, asan or tsan
 	@$(call configure_preset,$(PRESET))
 	@$(call build_preset,$(PRESET))
 
@@ -50,7 +50,7 @@ run: build  ## the main job: a real layer on 4 ranks, checked; writes a timeline
 
 test: test-core test-python  ## all tests, the slow ones and those of the Python package too
 
-test-core: build
+test-core: build  ## the same without those of the Python package
 	@ctest --preset $(PRESET) --parallel $(TEST_JOBS)
 
 python: deps  ## the Python package, with what its tests need, in build/venv
@@ -71,7 +71,7 @@ asan tsan: %: %-build
 	@UNIEP_TEST_CASES=$(SANITIZE_CASES) ctest --preset $@ -L sanitize \
 	  --parallel $(TEST_JOBS)
 
-bench: build  ## speed of the tile GEMM beside OpenBLAS, and of overlap over an emulated link
+bench: build  ## speed of the tile GEMM compared with OpenBLAS, and of overlap over an emulated link
 	build/$(PRESET)/benchmarks/uniep_gemm_bench
 	build/$(PRESET)/benchmarks/uniep_overlap_bench
 

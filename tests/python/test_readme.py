@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECTION = "## Train with it in PyTorch"
 PAGES = ("README.md", "docs/python.md", "docs/transformers.md")
 # These install what runs this test; scripts/python_environment.sh does so in another place.
-INSTALLS = ("make deps", "pip install ")
+INSTALLS = ("bash scripts/install_deps.sh", "python3 -m venv ", "pip install ")
 
 
 def section(page: str) -> str:
@@ -67,7 +68,7 @@ def test_command(page: str, command: str, tmp_path: Path) -> None:
     for folder in ("examples", "README.md"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     bin_folder = str(Path(sys.executable).parent)
-    words = command.split()
+    words = shlex.split(command)
     program, flags = words[0], words[1:]
     if program == "torchrun":
         program, flags = "python", ["-m", "torch.distributed.run", "--standalone", *flags]

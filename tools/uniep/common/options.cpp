@@ -100,21 +100,21 @@ CLI::Validator a_seed() { return range(std::int64_t{0}, std::numeric_limits<std:
 CLI::Validator a_skew() { return range(0.0, 100.0); }
 
 CLI::Option* add_seed(OptionGroup& group, std::uint64_t& seed) {
-  return group.add("--seed", seed, "S", "Seed of a made-up layer (default 0)")->check(a_seed());
+  return group.add("--seed", seed, "S", "Seed of a synthetic layer (default 0)")->check(a_seed());
 }
 
 CLI::Option* add_skew(OptionGroup& group, double& skew) {
   return group
       .add("--skew", skew, "Z",
-           "How unevenly a made-up layer loads its experts, 0 to 100: 0 (default) evenly, 1 like "
-           "Zipf's law")
+           "How unevenly a synthetic layer loads its experts, 0 to 100: 0 (default) evenly, 1 "
+           "like Zipf's law")
       ->check(a_skew());
 }
 
 CLI::Option* add_dropped(OptionGroup& group, double& share) {
   return group
       .add("--dropped", share, "SHARE",
-           "Share of a made-up layer's slots that are dropped, 0 (default) to 1: they go to no "
+           "Share of a synthetic layer's slots that are dropped, 0 (default) to 1: they go to no "
            "expert")
       ->check(range(0.0, 1.0));
 }

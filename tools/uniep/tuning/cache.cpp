@@ -164,7 +164,7 @@ void add_cache(CLI::App& app, Invocation& invocation) {
       ->check(one_of({"list", "clear"}));
   sub->footer(
       "list prints the schedules that were tuned on this machine, and the searches that can be "
-      "gone on with. clear removes both. The cache is the file of UNIEP_TUNE_CACHE, by default "
+      "resumed. clear removes both. The cache is the file of UNIEP_TUNE_CACHE, by default "
       "uniep/tuned.json in the user's folder for caches.\n"
       "\n"
       "Examples:\n  uniep cache list\n  uniep cache clear");

@@ -233,7 +233,7 @@ void add_tune(CLI::App& app, Invocation& invocation) {
       "  uniep tune --shape small --survey 100 --plot model.svg\n"
       "  uniep tune --shape qwen3-30b --backend cuda --memory 40 --layers 12\n"
       "\n"
-      "Ctrl-C ends the search with what it has; the same command goes on from there. "
+      "Ctrl-C ends the search with what it has; the same command resumes from there. "
       "What is found is stored in UNIEP_TUNE_CACHE, where --schedule auto looks.\n"
       "Exits with 0; with 1 where a schedule gave wrong bits, a pass fails or the result "
       "cannot be stored; with 2 where arguments, or the cache, cannot be used; with 130 "
