@@ -1,6 +1,7 @@
 """uniep compare from outside (program.py); an argument names one test class."""
 
 import json
+import re
 import struct
 import unittest
 from pathlib import Path
@@ -82,6 +83,23 @@ class Compare(ProgramTest):
         appeared = self.compare_numbers([0.0], [1.0], 1)
         self.assertIsNone(appeared["relative_l2"])
         self.assertEqual(self.compare_numbers([3.0, 4.0], [3.0, 4.5], 1)["relative_l2"], 0.1)
+
+    def test_values_of_every_element_type(self) -> None:
+        # The element that changes, as the format has it, and what it is in words.
+        cases = {
+            "F16": (b"\x00\x3e", "1.5"), "F8_E4M3": (b"\x7e", "448"), "F8_E5M2": (b"\x7c", "inf"),
+            "BF16": (b"\x40\xbf", "-0.75"), "F32": (b"\x00\x00\x00\x3f", "0.5"),
+            "F64": (b"\0" * 6 + b"\xf0\x3f", "1"), "BOOL": (b"\x01", "1"), "U8": (b"\xff", "255"),
+            "I8": (b"\xff", "-1"), "U16": (b"\xff\xff", "65535"), "I16": (b"\xfe\xff", "-2"),
+            "U32": (b"\xff" * 4, "4294967295"), "I32": (b"\xff" * 4, "-1"),
+            "U64": (b"\xff" * 8, "18446744073709551615"),
+            "I64": (b"\0" * 7 + b"\x80", "-9223372036854775808")}
+        ones = {name: (name, [1], bits) for name, (bits, _) in cases.items()}
+        zeros = {name: (name, [1], bytes(len(bits))) for name, (bits, _) in cases.items()}
+        text, figures, _ = self.compare(self.file("a", ones), self.file("b", zeros), 1)
+        self.assertEqual(len(figures["tensors"]), len(cases))
+        for name, (_, value) in cases.items():
+            self.assertRegex(text, f"# first of {name}: .* is {re.escape(value)} ")
 
     def test_empty_tensors_are_equal(self) -> None:
         empty = self.file("a", {"out": ("BF16", [0, 16], b""), "t": ("F32", [2, 0], b"")})

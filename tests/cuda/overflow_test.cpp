@@ -2,6 +2,7 @@
 // is as ever. A process for each rank.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -15,6 +16,10 @@
 
 namespace uniep::testing {
 namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kLimitMs = 8000;  // of a failing call
 
 class CudaOverflow : public OnGpus {};
 INSTANTIATE_TEST_SUITE_P(Gpus, CudaOverflow, ::testing::Values(1, 2, 4), ranks_name);

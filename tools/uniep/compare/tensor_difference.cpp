@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "base/check.h"
@@ -22,6 +23,22 @@ std::uint64_t bits_at(const io::Tensor& tensor, std::int64_t i) {
   return bits;
 }
 
+/// Of a sign, `exponent_bits` and `mantissa_bits`. The greatest exponent is that of infinity and
+/// NaN as in IEEE 754, or of numbers, too, and of one NaN.
+double small_float(std::uint64_t bits, int exponent_bits, int mantissa_bits, bool has_infinity) {
+  const std::uint64_t one = std::uint64_t{1} << mantissa_bits;
+  const auto greatest = (1 << exponent_bits) - 1;
+  const auto exponent = static_cast<int>(bits >> mantissa_bits) & greatest;
+  const std::uint64_t mantissa = bits & (one - 1);
+  const int scale = std::max(exponent, 1) - greatest / 2 - mantissa_bits;
+  double value = std::ldexp(static_cast<double>(mantissa + (exponent == 0 ? 0 : one)), scale);
+  if (exponent == greatest && has_infinity) value = std::numeric_limits<double>::infinity();
+  if (exponent == greatest && mantissa != 0 && (has_infinity || mantissa == one - 1)) {
+    value = std::numeric_limits<double>::quiet_NaN();
+  }
+  return (bits >> (exponent_bits + mantissa_bits) & 1) != 0 ? -value : value;
+}
+
 /// As wide as integers of 64 bits and squares of F64 need.
 long double value_of(DType dtype, std::uint64_t bits) {
   switch (dtype) {
@@ -31,12 +48,46 @@ long double value_of(DType dtype, std::uint64_t bits) {
       return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     case DType::kF64:
       return std::bit_cast<double>(bits);
+    case DType::kF16:
+      return small_float(bits, 5, 10, true);
+    case DType::kF8E4m3:
+      return small_float(bits, 4, 3, false);
+    case DType::kF8E5m2:
+      return small_float(bits, 5, 2, true);
+    case DType::kI8:
+      return static_cast<std::int8_t>(bits);
+    case DType::kI16:
+      return static_cast<std::int16_t>(bits);
     case DType::kI32:
       return static_cast<std::int32_t>(bits);
     case DType::kI64:
+      return static_cast<std::int64_t>(bits);
+    case DType::kBool:
+    case DType::kU8:
+    case DType::kU16:
+    case DType::kU32:
+    case DType::kU64:
       break;
   }
-  return static_cast<std::int64_t>(bits);
+  return bits;
+}
+
+/// Digits that tell two numbers of the type apart.
+int digits_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16:
+    case DType::kF8E4m3:
+    case DType::kF8E5m2:
+      return 4;
+    case DType::kF16:
+      return 5;
+    case DType::kF32:
+      return 9;
+    case DType::kF64:
+      return 17;
+    default:
+      return 20;  // integers, of up to 64 bits
+  }
 }
 
 std::vector<std::int64_t> index_of(const std::vector<std::int64_t>& shape, std::int64_t i) {
@@ -63,12 +114,10 @@ std::vector<std::string_view> axes_of(std::string_view tensor) {
 }
 
 std::string value_text(DType dtype, std::uint64_t bits) {
-  if (dtype == DType::kI64) return cat(static_cast<std::int64_t>(bits));
-  const auto value = static_cast<double>(value_of(dtype, bits));
+  const long double value = value_of(dtype, bits);
   if (std::isnan(value)) return "NaN";
-  std::array<char, 40> text{};  // as many digits as tell two numbers of the type apart
-  const int digits = dtype == DType::kF64 ? 17 : dtype == DType::kBf16 ? 4 : 9;
-  std::snprintf(text.data(), text.size(), "%.*g", dtype == DType::kI32 ? 10 : digits, value);
+  std::array<char, 40> text{};
+  std::snprintf(text.data(), text.size(), "%.*Lg", digits_of(dtype), value);
   return text.data();
 }
 
