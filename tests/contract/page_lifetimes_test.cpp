@@ -201,8 +201,10 @@ TEST_F(OneRank, PoolsWithoutRoomOrMemoryAreRefused) {
       [&] { RowPool(problem_, alone_, {.bytes = one - 1}); });
   expect_invalid("options.bytes is -1; 1 or more is accepted, and 0 for half of the free memory",
                  [&] { RowPool(problem_, alone_, {.bytes = -1}); });
+  Problem wide = problem_;
+  wide.hidden = wide.intermediate = 1 << 20;
   try {
-    RowPool(problem_, alone_, {.bytes = std::numeric_limits<std::int64_t>::max() / 8});
+    RowPool(wide, alone_, {.bytes = std::int64_t{1} << 60});
     ADD_FAILURE() << "there is so much memory";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("options.bytes"), std::string::npos) << e.what();
