@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -163,6 +163,7 @@ class UniepMoELayer(MoELayer):  # type: ignore[misc]
     ) -> None:
         check_config(config)
         groups = pg_collection or get_default_pg_collection()
+        _check_groups(config, groups)
         with _smallest_dispatcher(config):
             super().__init__(config, submodules, layer_number, groups, **others)
         if not isinstance(self.experts, UniepExperts):
@@ -184,15 +185,27 @@ class UniepMoELayer(MoELayer):  # type: ignore[misc]
         return out
 
 
+def _check_groups(config: Any, groups: Any) -> None:
+    ranks, wanted = groups.ep.size(), config.expert_model_parallel_size
+    if ranks != wanted:
+        raise ValueError(
+            f"the group of expert parallelism has {ranks} ranks, and expert_model_parallel_size is "
+            f"{wanted}; where a model is given process groups, with_uniep(spec, pg_collection=...) "
+            "must be given the same"
+        )
+
+
 Spec = TypeVar("Spec")
 
 
-def with_uniep(spec: Spec, **options: Any) -> Spec:
+def with_uniep(spec: Spec, *, pg_collection: Any = None, **options: Any) -> Spec:
     """A copy of a spec of layers, blocks or models, with uniep's experts in every MoE layer.
 
     Args:
         spec: what ``get_gpt_layer_with_transformer_engine_spec`` or ``get_gpt_decoder_block_spec``
             returns, or a part of it.
+        pg_collection: the process groups that the model is given. Megatron hands them to layers
+            of its own classes only. None: those of ``parallel_state``.
         options: see :class:`uniep.megatron.Options`.
 
     Raises:
@@ -202,13 +215,21 @@ def with_uniep(spec: Spec, **options: Any) -> Spec:
     """
     check_options(Options(**options))
     found: list[bool] = []
-    changed: Spec = _changed(spec, options, found)
+    given = {} if pg_collection is None else {"pg_collection": pg_collection}
+    changed: Spec = _changed(spec, _Change(given, options), found)
     if not found:
         raise ValueError(f"the spec {type(spec).__name__} has no MoELayer; give num_experts to it")
     return changed
 
 
-def _changed(spec: Any, options: dict[str, Any], found: list[bool]) -> Any:
+class _Change(NamedTuple):
+    """Arguments of the layers and of the experts that replace Megatron's."""
+
+    of_layer: dict[str, Any]
+    of_experts: dict[str, Any]
+
+
+def _changed(spec: Any, change: _Change, found: list[bool]) -> Any:
     module = spec.func if isinstance(spec, functools.partial) else None
     if isinstance(spec, ModuleSpec):
         module = get_module(spec)
@@ -219,29 +240,32 @@ def _changed(spec: Any, options: dict[str, Any], found: list[bool]) -> Any:
                 "derived from it"
             )
         found.append(True)
-        return _uniep_layer(spec, options)
+        return _uniep_layer(spec, change)
     if isinstance(spec, functools.partial):
-        keywords = {k: _changed(v, options, found) for k, v in spec.keywords.items()}
+        keywords = {k: _changed(v, change, found) for k, v in spec.keywords.items()}
         return functools.partial(spec.func, *spec.args, **keywords)
     if isinstance(spec, (list, tuple)) and type(spec) in (list, tuple):
-        return type(spec)(_changed(item, options, found) for item in spec)
+        return type(spec)(_changed(item, change, found) for item in spec)
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
         new = copy.copy(spec)
         for field in dataclasses.fields(spec):
-            setattr(new, field.name, _changed(getattr(spec, field.name), options, found))
+            setattr(new, field.name, _changed(getattr(spec, field.name), change, found))
         return new
     return spec
 
 
-def _uniep_layer(spec: Any, options: dict[str, Any]) -> Any:
+def _uniep_layer(spec: Any, change: _Change) -> Any:
     if isinstance(spec, ModuleSpec):
         submodules = copy.copy(spec.submodules)
         new = copy.copy(spec)
         new.module, new.submodules = UniepMoELayer, submodules
+        new.params = {**spec.params, **change.of_layer}
     else:
         submodules = copy.copy(spec.keywords["submodules"])
         new = functools.partial(
-            UniepMoELayer, *spec.args, **{**spec.keywords, "submodules": submodules}
+            UniepMoELayer,
+            *spec.args,
+            **{**spec.keywords, **change.of_layer, "submodules": submodules},
         )
-    submodules.experts = ModuleSpec(module=UniepExperts, params=dict(options))
+    submodules.experts = ModuleSpec(module=UniepExperts, params=dict(change.of_experts))
     return new

@@ -25,6 +25,7 @@ from megatron_cases.support import (
     make_config,
     make_layer,
     make_pair,
+    make_spec,
     make_tokens,
     of_experts,
     other_experts,
@@ -233,6 +234,35 @@ def case_model_equals_megatron() -> None:
             of_experts(layer.mlp, "grad"), of_experts(other.mlp, "grad"), strict=True
         ):
             expect_close(own, gradient, MODEL_GRADIENT, "gradient of experts in a model")
+
+
+def case_groups_that_a_model_is_given() -> None:
+    """Megatron hands them to MoELayer itself, but not to a class that is derived from it."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.spec_utils import build_module
+
+    from uniep.megatron import with_uniep
+
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.ep = groups.tp_ep = groups.expt_tp = alone
+    groups.expt_dp = dist.group.WORLD
+    config = make_config(expert_model_parallel_size=1)
+    spec = with_uniep(make_spec(), pg_collection=groups)
+    layer = build_module(spec, config=config, layer_number=1, pg_collection=groups).mlp
+    assert layer.ep_group is alone
+    assert layer.num_local_experts == EXPERTS
+    if dist.get_world_size() == 1:
+        return
+    expect_raises(
+        ValueError,
+        "pg_collection",
+        build_module,
+        with_uniep(make_spec()),
+        config=config,
+        layer_number=1,
+        pg_collection=groups,
+    )
 
 
 def case_evaluation() -> None:
