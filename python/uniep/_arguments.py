@@ -37,6 +37,7 @@ __all__ = [
     "main_grads",
     "rows",
 ]
+    "shared_wait",
 
 
 def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
@@ -391,18 +392,21 @@ def _check_main_grad(name: str, gradient: Tensor, first: Tensor, weight: Tensor)
 
 
 def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
-    """Raises with a sentence where a weight gradient could not be brought to its place later."""
+    """Raises with a sentence where a weight gradient could not be brought to its place later.
+
+    Those of shared experts without main gradients do not wait.
+    """
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "deferred weight gradients cannot be compiled; call uniep.moe with deferred outside of "
             "torch.compile"
         )
-    named = weights.named()
     if main_grads is not None:
-        added = main_grads.more_named()
-        named = [pair for pair in weights.more_named().items() if pair[0] not in added]
-    for name, weight in named:
-        if weight.requires_grad and not weight.is_leaf:
+        return
+    for name, weight in weights.routed().named():
+        if not weight.requires_grad:
+            continue
+        if not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"
@@ -419,5 +423,29 @@ def rows(tensor: Tensor) -> Tensor:
 def int32(ids: Tensor) -> Tensor:
     """The ids as int32; those that int32 cannot hold stay impossible."""
     if ids.dtype == torch.int32:
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"{name} has hooks, which autograd runs in backward, and with deferred its "
+                "gradient comes later; remove them, or pass main_grads"
+            )
+
+
+def shared_wait(weights: Experts, main_grads: Experts | None) -> bool:
+    """Whether gradients of shared experts may wait: nobody is there to take them in backward."""
+    if main_grads is not None and main_grads.shared_w1 is not None:
+        return True
+    return not any(
+        weight is not None and weight.requires_grad
+        for weight in (weights.shared_w1, weights.shared_w2)
+    )
+
+
+def check_max_tokens(max_tokens: int | None) -> None:
+    """Raises TypeError or ValueError with a sentence where it is no number of tokens."""
+    if max_tokens is None:
+        return
+    check_whole(max_tokens=max_tokens)
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
         return ids
     return ids.clamp(-2, torch.iinfo(torch.int32).max).to(torch.int32)

@@ -47,6 +47,7 @@ class CheckedCall(NamedTuple):
         if beside is None:
             return self._run_routed(tokens, ids, probs)
         main = self.main
+        main_of_shared = None if main is None or main.shared_w1 is None else alone(main)
         # Not by _replace, as in Experts.routed.
         routed = CheckedCall(
             self.workspace,
@@ -61,12 +62,13 @@ class CheckedCall(NamedTuple):
         shared = CheckedCall(
             beside,
             alone(self.weights),
-            None if main is None or main.shared_w1 is None else alone(main),
+            main_of_shared,
             shared_probs=None,
             exact_rows=False,
             exact_hosts=False,
             schedule=None,
-            deferred=self.deferred,
+            # Else autograd has gradients in backward, for what averages them over ranks.
+            deferred=None if main_of_shared is None else self.deferred,
         )
         tokens, mine = for_both(tokens)
         return routed._run_routed(

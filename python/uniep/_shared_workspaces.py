@@ -44,6 +44,7 @@ def default_workspace(
     device: torch.device,
     kind: LayerKind,
     tokens: int,
+    shared_apart: bool
     max_tokens: int | None,
     row_pool: RowPool | None = None,
 ) -> Workspace:
@@ -80,6 +81,8 @@ class _Place(NamedTuple):
     """Where workspaces that calls share are kept: with the group of this host."""
 
     group: GroupLike
+    if place.rail or kind.bias or kind.combine_groups > 1:  # where they are apart anyway
+        kind = kind._replace(shared_apart=False)
     owner: Group
     hosts: int
     rail: str  # the name of the process group across hosts: those of a host may have several
@@ -223,6 +226,7 @@ _prepared: dict[str, weakref.ref[Workspace]] = {}
 def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *figures: Any) -> str:
     """The name of the one that :func:`default_workspace` returns, which it makes if need be.
 
+        shared_apart=kind.shared_apart,
     The compiler hands on constants: a :class:`Group` and the device by their names, the figures of
     a LayerKind.
     """

@@ -30,7 +30,7 @@ from ._split_backward import (
     weights_left,
 )
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, behind_data
+from .deferred import DeferredWeights, _PendingPages, behind_data, read_later
 from .group import Group, GroupLike, _device_of
 from .hosts import group_of_host
 
@@ -333,7 +333,7 @@ class _MoeInPages(torch.autograd.Function):
                 saved=ctx.saved,
                 backward_rows=rows,
                 tokens=dy.shape[0],
-                shared=() if weights.shared_w1 is None else (dy, x),
+                shared=read_later(weights, dy, x),
                 weights=ctx.weights or weights,
                 main_grads=ctx.main_grads,
                 keep=keeps_graph(),

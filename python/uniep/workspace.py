@@ -97,6 +97,9 @@ class Workspace(OfProcess):
             ``overflow`` are 0 over hosts, and those of dy in one group.
         shared_gate: whether calls may have ``shared_probs``. False: none does, and with
             ``probs="after"`` backward takes less time.
+        shared_apart: whether shared experts run beside the pass, as a layer of this rank alone, in
+            one group without biases, too, as calls with ``deferred`` need it. The bits are the
+            same.
 
     Attributes:
         group: of the ranks of this host; ``members``: what was given, of all hosts.
@@ -150,6 +153,7 @@ class Workspace(OfProcess):
         row_pool: RowPool | None = None,
         shared_experts: int = 0,
         shared_gate: bool = True,
+        shared_apart: bool = False,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -199,7 +203,7 @@ class Workspace(OfProcess):
         self._schedule = schedule
         self._timeout_ms = _library.int32(timeout_ms=timeout_ms)
         self.of_shared: Workspace | None = None
-        if are_apart(self.arithmetic, self.mesh):
+        if are_apart(self.arithmetic, self.mesh, shared_apart):
             self.of_shared = Workspace(
                 None,
                 hidden,

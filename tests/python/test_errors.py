@@ -192,6 +192,31 @@ def test_deferred_needs_parameters():
 def test_ops_check_for_themselves():
     case = make_case()
     with workspace(case) as own:
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_deferred_takes_no_weights_with_hooks(hook):
+    case = make_case().requires_grad()
+    handle = getattr(case.w2, hook)(lambda gradient: None)
+    with pytest.raises(ValueError, match="w2 has hooks, which autograd runs in backward"):
+        call(case, deferred=uniep.DeferredWeights())
+    handle.remove()
+    deferred = uniep.DeferredWeights()
+    call(case, deferred=deferred).backward(case.dy)
+    uniep.backward_weights(deferred)
+    assert case.w2.grad.any()
+
+
+def test_max_tokens_is_checked_in_every_call():
+    case = make_case()
+    call(case)  # which has made a workspace that is large enough
+    with pytest.raises(ValueError, match="x has 48 tokens, and max_tokens is 8"):
+        call(case, max_tokens=8)
+    for wrong in (0, -3):
+        with pytest.raises(ValueError, match=f"max_tokens is {wrong}; 1 or more is accepted"):
+            call(case, max_tokens=wrong)
+    with pytest.raises(TypeError, match="max_tokens is '8', a str"):
+        call(case, max_tokens="8")
+
+
         figures = (own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, False, None)
         good = (own.key, own.overflow, case.x, case.ids, case.probs, [case.w1], [case.w2])
         torch.ops.uniep.forward(*good, *figures)
