@@ -109,7 +109,8 @@ class CheckedCall(NamedTuple):
             exact_hosts=self.exact_hosts,
         )
         own = tokens.shape[0]
-        tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing)
+        learns = any(weight.requires_grad for weight in self.weights.flat())
+        tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing, learns=learns)
         flag, overflow = workspace.flag, workspace.overflow
         if over.faults is not None:
             # Of this call alone: the fault that this host finds, which all then agree on.

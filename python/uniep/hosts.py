@@ -205,7 +205,13 @@ class OverHosts(NamedTuple):
 
 @outside_graphs(reason="what crosses hosts goes by collectives that compilers do not see through")
 def to_all_hosts(
-    over: OverHosts, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, crossing: Crossing | None
+    over: OverHosts,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    crossing: Crossing | None,
+    *,
+    learns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Crossing]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
@@ -225,6 +231,8 @@ def to_all_hosts(
         uniep.Error: for a routing of a call before that did not fit on some host.
     """
     if over.faults is not None:
+        learns: a backward will come, as on all ranks, whether or not x and probabilities of this
+            one need gradients: what crosses then takes all of them.
         over.faults.raise_earlier()
     if crossing is None:
         crossing = Crossing(over.mesh, over.all_rows)
@@ -237,6 +245,8 @@ def from_all_hosts(
     over: OverHosts,
     out: Tensor,
     tokens: int,
+    if learns and torch.is_grad_enabled() and not (x.requires_grad or topk_probs.requires_grad):
+        topk_probs = topk_probs.detach().requires_grad_()
     found: Tensor,
     crossing: Crossing,
     more: Tensor | None = None,
