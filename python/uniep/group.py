@@ -30,6 +30,7 @@ __all__ = [
     "gather_objects",
     "group_named",
     "group_of",
+    "groups_known",
     "is_mesh_of_hosts",
     "objects_on_first",
     "process_group_of",
@@ -334,6 +335,23 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
 
 def without_mesh(group: GroupLike) -> Group | dist.ProcessGroup | DeviceMesh | None:
     """What users pass as ``group``; where that is a mesh of one dimension, its process group.
+def groups_known(group: GroupLike) -> list[Group]:
+    """Those that :func:`group_of` has made or found for what users pass as ``group``.
+
+    Raises:
+        ValueError: for a mesh of several dimensions, and a group that this process is not in.
+        TypeError: for anything that is no group.
+    """
+    group = group if isinstance(group, Group) else _process_group_of_mesh(group)
+    if isinstance(group, Group):
+        return [group]
+    if group is None:
+        return list(_alone.values())
+    if isinstance(group, dist.ProcessGroup):
+        return list(_of_process_groups.get(group, {}).values())
+    _refuse(group)
+
+
 
     Raises:
         ValueError: for a mesh of more than two dimensions.

@@ -319,9 +319,10 @@ class Workspace(OfProcess):
             number, self.key.data_ptr(), layer, self._shape_of_ops()
         )
         self._layer, self._number = layer, number
+        pages = None if self.row_pool is None else self.row_pool.memory
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
+            self.key, _destroy, number, layer, (workspace, symmetric, pages)
         )
 
     def _shape_of_ops(self) -> Any:
