@@ -28,6 +28,7 @@ __all__ = [
     "check",
     "check_deferred",
     "check_device",
+    "check_max_tokens",
     "check_shared_probs",
     "check_tensors",
     "check_whole",
@@ -36,8 +37,8 @@ __all__ = [
     "int32",
     "main_grads",
     "rows",
-]
     "shared_wait",
+]
 
 
 def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
@@ -307,8 +308,12 @@ def check_shared_probs(
     _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared()), x)
 
 
-def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int) -> None:
-    """Raises ValueError with a sentence where the workspace is for other tensors."""
+def check_workspace(
+    workspace: Workspace, x: Tensor, weights: Experts, topk: int, max_tokens: int | None
+) -> None:
+    """Raises ValueError with a sentence where the workspace is for other tensors, or closed."""
+    if not torch.compiler.is_compiling():
+        workspace.require_open()
     experts, width, _ = weights.shapes()[0]
     has_bias = weights.b1 is not None
     if x.device != workspace.device:
@@ -332,7 +337,14 @@ def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int
         )
     tokens = x.numel() // x.shape[-1]
     # Of several ranks all refuse it: to_all_hosts between hosts, within one the library.
-    if tokens > workspace.max_tokens and workspace.group.size == 1 and workspace.mesh is None:
+    if workspace.group.size > 1 or workspace.mesh is not None:
+        return
+    if max_tokens is not None and tokens > max_tokens:
+        raise ValueError(
+            f"x has {tokens} tokens, and max_tokens is {max_tokens}; it must be the most that a "
+            "rank ever has"
+        )
+    if tokens > workspace.max_tokens:
         raise ValueError(
             f"x has {tokens} tokens; the workspace has room for max_tokens={workspace.max_tokens}"
         )
@@ -411,18 +423,6 @@ def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"
             )
-
-
-def rows(tensor: Tensor) -> Tensor:
-    """The tensor as a contiguous one of two dimensions; itself where it is one."""
-    if tensor.dim() == 2 and tensor.is_contiguous():
-        return tensor
-    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
-
-
-def int32(ids: Tensor) -> Tensor:
-    """The ids as int32; those that int32 cannot hold stay impossible."""
-    if ids.dtype == torch.int32:
         if weight._backward_hooks or weight._post_accumulate_grad_hooks:
             raise ValueError(
                 f"{name} has hooks, which autograd runs in backward, and with deferred its "
@@ -447,5 +447,17 @@ def check_max_tokens(max_tokens: int | None) -> None:
     check_whole(max_tokens=max_tokens)
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """The tensor as a contiguous one of two dimensions; itself where it is one."""
+    if tensor.dim() == 2 and tensor.is_contiguous():
+        return tensor
+    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+
+
+def int32(ids: Tensor) -> Tensor:
+    """The ids as int32; those that int32 cannot hold stay impossible."""
+    if ids.dtype == torch.int32:
         return ids
     return ids.clamp(-2, torch.iinfo(torch.int32).max).to(torch.int32)

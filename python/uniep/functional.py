@@ -156,6 +156,7 @@ def moe(
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
+    _arguments.check_max_tokens(max_tokens)
     if workspace is None:
         arithmetic = arithmetic_of(
             activation,
@@ -179,12 +180,12 @@ def moe(
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
     experts, width, hidden = weights.shapes()[0]
-    topk = topk_ids.shape[-1]
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     shared_apart = False
     if deferred is not None:
         _arguments.check_deferred(weights, main)
         shared_apart = not _arguments.shared_wait(weights, main)
+    topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
     if workspace is None:
@@ -198,8 +199,8 @@ def moe(
             bool(recompute_h),
             backward_rows or 0,
             *arithmetic,
-        )
             shared_apart,
+        )
         wanted = (without_mesh(group), x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
             workspace = default_workspace(*wanted)
@@ -215,7 +216,7 @@ def moe(
                 "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
                 "pass either the workspace or these"
             )
-    _arguments.check_workspace(workspace, x, weights, topk)
+    _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
     if workspace.row_pool is not None and exact_rows:
         raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
     if deferred is not None and workspace.backward_rows:

@@ -471,7 +471,7 @@ class Workspace(OfProcess):
     @contextmanager
     def _turn(self) -> Iterator[ctypes.c_void_p]:
         """The layer, while calls of other threads wait, closing it included."""
-        self._require_open()
+        self.require_open()
         turn = _library.torch_library.uniep_torch_begin_turn(self._number)
         if turn is None:
             raise ValueError(_CLOSED)
@@ -480,7 +480,8 @@ class Workspace(OfProcess):
         finally:
             _library.torch_library.uniep_torch_end_turn(turn)
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises ValueError where it is closed."""
         if self.closed:
             raise ValueError(_CLOSED)
 

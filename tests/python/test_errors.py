@@ -108,7 +108,7 @@ def test_group_and_workspace():
         ):
             with pytest.raises(ValueError, match=words):
                 call(other, workspace=own)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ValueError, match="closed"):
         call(case, workspace=own)
     with pytest.raises(ValueError, match="closed"):
         own.schedule("forward")
