@@ -84,6 +84,9 @@ def test_ids_that_only_int64_holds_stay_impossible():
 def test_other_devices():
     with pytest.raises(ValueError, match="x is on 'meta'"):
         call(changed(**{n: lambda t: t.to("meta") for n in ("x", "ids", "probs", "w1", "w2")}))
+    for module in (uniep.MoELayer(64, 32, 8, 2), uniep.Router(64, 8, 2)):
+        with pytest.raises(ValueError, match="x is on 'meta'"):
+            module.to("meta")(make_case().x.to("meta"))
     with pytest.raises(ValueError, match="device is 'xpu'"):
         uniep.Group(device="xpu")
     if not uniep.has_cuda():
@@ -189,9 +192,6 @@ def test_deferred_needs_parameters():
         call(case, deferred=uniep.DeferredWeights())
 
 
-def test_ops_check_for_themselves():
-    case = make_case()
-    with workspace(case) as own:
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_deferred_takes_no_weights_with_hooks(hook):
     case = make_case().requires_grad()
@@ -217,6 +217,9 @@ def test_max_tokens_is_checked_in_every_call():
         call(case, max_tokens="8")
 
 
+def test_ops_check_for_themselves():
+    case = make_case()
+    with workspace(case) as own:
         figures = (own.rows, own.rows_of_x, own.rows_of_h, own.plan_bytes, False, None)
         good = (own.key, own.overflow, case.x, case.ids, case.probs, [case.w1], [case.w2])
         torch.ops.uniep.forward(*good, *figures)
