@@ -83,6 +83,7 @@ def with_fsdp_of_two_dtypes(model, experts, x):
 def ddp(model, experts):
     names = [name for name, weight in model.named_parameters() if id(weight) in experts]
     names += [name for name, _ in model.named_buffers() if name.endswith("router.load")]
+    names += [f".{name}" for name in names]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     return DistributedDataParallel(model)
 
@@ -158,6 +159,7 @@ def gradients_of_a_layer_under_ddp():
 
 def test_routers_under_ddp_count_their_own_tokens():
     found = run_ranks(RANKS, loads_under_ddp)
-    for load, counted in found:
+    for load, counted, (alone, wrapped) in found:
         assert torch.equal(load, counted)
+        assert torch.equal(alone, wrapped)
     assert not torch.equal(found[0][0], found[1][0])
