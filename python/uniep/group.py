@@ -304,7 +304,7 @@ _of_process_groups: weakref.WeakKeyDictionary[Any, dict[torch.device, Group]] = 
     weakref.WeakKeyDictionary()
 )
 _alone: dict[torch.device, Group] = {}
-_NO_MEMBER = "this process is not a member of the process group; pass one that it is in"
+_NO_MEMBER = "this process is not a member of process_group; pass a group it is in"
 
 
 def group_of(group: GroupLike, device: torch.device) -> Group:
