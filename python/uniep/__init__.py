@@ -6,6 +6,7 @@ the same bits for every schedule, number of ranks and order of arrival.
 
 from . import checkpoint, placement
 from ._library import Error, has_cuda, version
+from ._shared_workspaces import drop_workspaces
 from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
 from .cli import schedule, tune
@@ -41,6 +42,7 @@ __all__ = [
     "checkpoint",
     "clip_grad_norm_",
     "drop_over_capacity",
+    "drop_workspaces",
     "expert_capacity",
     "has_cuda",
     "moe",

@@ -28,6 +28,7 @@ __all__ = [
     "check",
     "check_deferred",
     "check_device",
+    "check_max_tokens",
     "check_shared_probs",
     "check_tensors",
     "check_whole",
@@ -36,6 +37,7 @@ __all__ = [
     "int32",
     "main_grads",
     "rows",
+    "shared_wait",
 ]
 
 
@@ -306,8 +308,12 @@ def check_shared_probs(
     _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared()), x)
 
 
-def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int) -> None:
-    """Raises ValueError with a sentence where the workspace is for other tensors."""
+def check_workspace(
+    workspace: Workspace, x: Tensor, weights: Experts, topk: int, max_tokens: int | None
+) -> None:
+    """Raises ValueError with a sentence where the workspace is for other tensors, or closed."""
+    if not torch.compiler.is_compiling():
+        workspace.require_open()
     experts, width, _ = weights.shapes()[0]
     has_bias = weights.b1 is not None
     if x.device != workspace.device:
@@ -331,7 +337,14 @@ def check_workspace(workspace: Workspace, x: Tensor, weights: Experts, topk: int
         )
     tokens = x.numel() // x.shape[-1]
     # Of several ranks all refuse it: to_all_hosts between hosts, within one the library.
-    if tokens > workspace.max_tokens and workspace.group.size == 1 and workspace.mesh is None:
+    if workspace.group.size > 1 or workspace.mesh is not None:
+        return
+    if max_tokens is not None and tokens > max_tokens:
+        raise ValueError(
+            f"x has {tokens} tokens, and max_tokens is {max_tokens}; it must be the most that a "
+            "rank ever has"
+        )
+    if tokens > workspace.max_tokens:
         raise ValueError(
             f"x has {tokens} tokens; the workspace has room for max_tokens={workspace.max_tokens}"
         )
@@ -391,22 +404,49 @@ def _check_main_grad(name: str, gradient: Tensor, first: Tensor, weight: Tensor)
 
 
 def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
-    """Raises with a sentence where a weight gradient could not be brought to its place later."""
+    """Raises with a sentence where a weight gradient could not be brought to its place later.
+
+    Those of shared experts without main gradients do not wait.
+    """
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "deferred weight gradients cannot be compiled; call uniep.moe with deferred outside of "
             "torch.compile"
         )
-    named = weights.named()
     if main_grads is not None:
-        added = main_grads.more_named()
-        named = [pair for pair in weights.more_named().items() if pair[0] not in added]
-    for name, weight in named:
-        if weight.requires_grad and not weight.is_leaf:
+        return
+    for name, weight in weights.routed().named():
+        if not weight.requires_grad:
+            continue
+        if not weight.is_leaf:
             raise ValueError(
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"
             )
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"{name} has hooks, which autograd runs in backward, and with deferred its "
+                "gradient comes later; remove them, or pass main_grads"
+            )
+
+
+def shared_wait(weights: Experts, main_grads: Experts | None) -> bool:
+    """Whether gradients of shared experts may wait: nobody is there to take them in backward."""
+    if main_grads is not None and main_grads.shared_w1 is not None:
+        return True
+    return not any(
+        weight is not None and weight.requires_grad
+        for weight in (weights.shared_w1, weights.shared_w2)
+    )
+
+
+def check_max_tokens(max_tokens: int | None) -> None:
+    """Raises TypeError or ValueError with a sentence where it is no number of tokens."""
+    if max_tokens is None:
+        return
+    check_whole(max_tokens=max_tokens)
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class CheckedCall(NamedTuple):
         if beside is None:
             return self._run_routed(tokens, ids, probs)
         main = self.main
+        main_of_shared = None if main is None or main.shared_w1 is None else alone(main)
         # Not by _replace, as in Experts.routed.
         routed = CheckedCall(
             self.workspace,
@@ -61,12 +62,13 @@ class CheckedCall(NamedTuple):
         shared = CheckedCall(
             beside,
             alone(self.weights),
-            None if main is None or main.shared_w1 is None else alone(main),
+            main_of_shared,
             shared_probs=None,
             exact_rows=False,
             exact_hosts=False,
             schedule=None,
-            deferred=self.deferred,
+            # Else autograd has gradients in backward, for what averages them over ranks.
+            deferred=None if main_of_shared is None else self.deferred,
         )
         tokens, mine = for_both(tokens)
         return routed._run_routed(
@@ -107,7 +109,8 @@ class CheckedCall(NamedTuple):
             exact_hosts=self.exact_hosts,
         )
         own = tokens.shape[0]
-        tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing)
+        learns = any(weight.requires_grad for weight in self.weights.flat())
+        tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing, learns=learns)
         flag, overflow = workspace.flag, workspace.overflow
         if over.faults is not None:
             # Of this call alone: the fault that this host finds, which all then agree on.

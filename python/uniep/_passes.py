@@ -26,7 +26,7 @@ from ._split_backward import (
     weights_are_apart,
     weights_left,
 )
-from .deferred import DeferredWeights, _Pending, behind_data
+from .deferred import DeferredWeights, _Pending, behind_data, read_later
 
 __all__ = ["moe_in_tensors"]
 
@@ -132,7 +132,7 @@ class _MoeInTensors(torch.autograd.Function):
                 row_probs=row_probs,
                 backward_rows=rows,
                 tokens=dy.shape[0],
-                shared=() if weights.shared_w1 is None else (dy, x),
+                shared=read_later(weights, dy, x),
                 weights=ctx.weights or weights,
                 main_grads=main,
                 flag=ctx.flag,

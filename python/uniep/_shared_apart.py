@@ -1,9 +1,10 @@
 """Shared experts beside the pass of the routed ones: a layer of each rank alone.
 
 As a rule both are one pass. But over hosts the pass of one would compute the shared experts of all
-hosts' tokens; and with biases, or with several combine groups, a pass has none. Sums over shared
-experts are rounded before they join those of routed ones (docs/numerics.md, "Shared experts"), so
-it makes no other bits where they are computed.
+hosts' tokens; and with biases, or with several combine groups, a pass has none. Where gradients of
+routed experts wait (deferred.py), those of shared ones do not. Sums over shared experts are rounded
+before they join those of routed ones (docs/numerics.md, "Shared experts"), so it makes no other
+bits where they are computed.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from .hosts import ROW_ALIGN, HostMesh
 __all__ = ["alone", "are_apart", "for_both", "rows_of", "slots_of"]
 
 
-def are_apart(arithmetic: Arithmetic, mesh: HostMesh | None) -> bool:
+def are_apart(arithmetic: Arithmetic, mesh: HostMesh | None, asked: bool) -> bool:
     """Whether there are shared experts that are no part of the pass.
 
     Args:
         arithmetic: of the layer.
         mesh: of its processes; None: they are one group.
+        asked: for that, where they could be.
     """
     return bool(arithmetic.shared_experts) and (
-        mesh is not None or arithmetic.bias or arithmetic.combine_groups > 1
+        asked or mesh is not None or arithmetic.bias or arithmetic.combine_groups > 1
     )
 
 

@@ -11,12 +11,19 @@ import torch
 from . import _library
 from ._outside_graphs import outside_graphs
 from .arithmetic import Activation, CombinePartials, ProbsPlace
-from .group import Group, GroupLike, group_named, group_of
-from .hosts import host_mesh
+from .group import Group, GroupLike, group_named, group_of, groups_known
+from .hosts import host_mesh, within_host
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
 
-__all__ = ["LayerKind", "default_workspace", "paged_workspace", "prepare", "room"]
+__all__ = [
+    "LayerKind",
+    "default_workspace",
+    "drop_workspaces",
+    "paged_workspace",
+    "prepare",
+    "room",
+]
 
 
 class LayerKind(NamedTuple):
@@ -37,6 +44,7 @@ class LayerKind(NamedTuple):
     combine_partials: CombinePartials
     shared_experts: int
     shared_gate: bool
+    shared_apart: bool
 
 
 def default_workspace(
@@ -73,11 +81,13 @@ def default_workspace(
         assert workspace is not None
         return workspace
     place = _Place.of(group, device)
+    if place.rail or kind.bias or kind.combine_groups > 1:  # where they are apart anyway
+        kind = kind._replace(shared_apart=False)
     return _found_or_made(place, kind, wanted, may_grow, row_pool)
 
 
 class _Place(NamedTuple):
-    """Where workspaces that calls share are kept: with the group of this host."""
+    """Where workspaces that calls share are kept: with the group of this host, or a row pool."""
 
     group: GroupLike
     owner: Group
@@ -96,6 +106,14 @@ class _Place(NamedTuple):
         """Of all hosts."""
         return self.hosts * self.owner.size
 
+    def known(self, row_pool: RowPool | None) -> dict[tuple[object, ...], Workspace]:
+        """Those that there are. They hold their pool: so it is the pool that holds them."""
+        return self.owner.workspaces if row_pool is None else row_pool.workspaces
+
+    def key(self, kind: LayerKind) -> tuple[object, ...]:
+        """Of a workspace among these."""
+        return (*kind, self.owner.name, self.hosts, self.rail)
+
 
 @outside_graphs(reason="a row pool keeps what forwards save outside of the graph")
 def paged_workspace(
@@ -112,10 +130,29 @@ def paged_workspace(
     return default_workspace(group, device, kind, tokens, max_tokens, pool)
 
 
+def drop_workspaces(group: GroupLike = None) -> None:
+    """Lets go of the workspaces and row pools that calls of a group share.
+
+    A group keeps what :func:`uniep.moe` and :class:`uniep.MoELayer` make for calls without a
+    workspace until it ends, which one process alone does not. Their memory is free behind this, or
+    behind the last backward that is still to come. A later call makes what it needs again, which
+    is collective: so all ranks drop them between the same calls.
+
+    Args:
+        group: what :func:`uniep.moe` takes; None: this process alone.
+
+    Raises:
+        TypeError, ValueError: for what is no group that this process is in.
+    """
+    for owner in groups_known(within_host(group)):
+        owner.workspaces.clear()
+        owner.row_pools.clear()
+
+
 def _found_or_made(
     place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None = None
 ) -> Workspace:
-    known = place.owner.workspaces.get((*kind, row_pool, place.hosts, place.rail))
+    known = place.known(row_pool).get(place.key(kind))
     # Tokens of this rank alone are no reason to make a workspace, which takes all of them.
     if known is not None and (wanted <= known.max_tokens or (may_grow and place.ranks() > 1)):
         return known
@@ -125,7 +162,7 @@ def _found_or_made(
 def _make(
     place: _Place, kind: LayerKind, wanted: int, may_grow: bool, row_pool: RowPool | None
 ) -> Workspace:
-    key, known = (*kind, row_pool, place.hosts, place.rail), place.owner.workspaces
+    key, known = place.key(kind), place.known(row_pool)
     smaller = known.get(key)
     if smaller is not None:
         if place.ranks() > 1:
@@ -189,6 +226,7 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
         combine_partials=kind.combine_partials,
         shared_experts=kind.shared_experts,
         shared_gate=kind.shared_gate,
+        shared_apart=kind.shared_apart,
         row_pool=row_pool,
         device=place.owner.device,
     )
@@ -212,7 +250,7 @@ def _as_constant(number: int) -> int:
 def room(group: GroupLike | str, device: str, *figures: Any) -> int:
     """Tokens that there is a workspace for, of those that :func:`default_workspace` finds."""
     place = _Place.of(_given(group), torch.device(device))
-    known = place.owner.workspaces.get((*LayerKind(*figures), None, place.hosts, place.rail))
+    known = place.known(None).get(place.key(LayerKind(*figures)))
     return 0 if known is None else known.max_tokens
 
 

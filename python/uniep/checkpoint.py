@@ -133,8 +133,13 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
     Raises:
         KeyError: for a tensor that is not there.
         ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
-            layer that has what the family lacks.
+            layer that has what the family lacks, or is on the meta device.
     """
+    if layer.w1.is_meta:
+        raise ValueError(
+            "the layer is on 'meta', where nothing can be loaded; one with memory is accepted, by "
+            "layer.to_empty(device=...)"
+        )
     _let_go_of_gathered(layer)
     wholes: list[tuple[DTensor, Tensor]] = []
 

@@ -1,4 +1,8 @@
-"""Weight gradients that wait, as schedules of pipeline parallelism need it."""
+"""Weight gradients that wait, as schedules of pipeline parallelism need it.
+
+Those of shared experts do not, but for main gradients: what averages gradients over ranks, as FSDP2
+and DDP do, takes them from autograd in backward.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from torch import Tensor
 from ._forms import Experts
 from ._ops import ops
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
+from ._staying import Staying
 
 if TYPE_CHECKING:
     from ._crossing import Crossing
@@ -25,7 +30,8 @@ __all__ = ["DeferredWeights", "backward_weights"]
 class _Pending:
     """What the weight gradients of one backward are computed of, and where they go.
 
-    `shared` has dy and x where there are shared experts, whose weight gradients read them.
+    `shared` has dy and x where there are shared experts in the pass, whose weight gradients read
+    them: :func:`read_later`.
     """
 
     key: Tensor
@@ -35,7 +41,7 @@ class _Pending:
     row_probs: Tensor
     backward_rows: Tensor
     tokens: int
-    shared: tuple[Tensor, Tensor | None] | tuple[()]
+    shared: tuple[Staying, ...]
     weights: Experts
     main_grads: Experts | None
     flag: bool
@@ -44,7 +50,7 @@ class _Pending:
     def memory(self) -> Iterator[Tensor | None]:
         """What nobody else may hold."""
         yield from (self.plan, self.x_rows, self.h, self.row_probs, self.backward_rows)
-        yield from self.shared
+        yield from (staying.tensor for staying in self.shared)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class _PendingPages:
     saved: SavedPages
     backward_rows: Tensor
     tokens: int
-    shared: tuple[Tensor, Tensor | None] | tuple[()]
+    shared: tuple[Staying, ...]
     weights: Experts
     main_grads: Experts | None
     keep: bool
@@ -63,7 +69,7 @@ class _PendingPages:
 
     def memory(self) -> Iterator[Tensor | None]:
         """What nobody else may hold."""
-        yield from (self.backward_rows, *self.shared)
+        yield from (self.backward_rows, *(staying.tensor for staying in self.shared))
 
 
 class DeferredWeights:
@@ -103,7 +109,9 @@ def backward_weights(deferred: DeferredWeights) -> None:
         deferred: what calls of :func:`uniep.moe` were given as ``deferred``; empty afterwards.
 
     Raises:
-        RuntimeError: where the workspace of a call has been closed. What waits behind it stays.
+        RuntimeError: where the workspace of a call has been closed, or shared experts have main
+            gradients and x or the gradient of the output has been changed in place since the
+            backward. What waits behind the call stays.
     """
     while len(deferred):
         call = deferred.pop()
@@ -147,14 +155,14 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
     main = call.main_grads
     if main is not None:
         sums = with_sums_of_shared(main, call.weights)
-        end = (call.flag, call.schedule, *sums.more(), sums.layout, *call.shared)
+        end = (call.flag, call.schedule, *sums.more(), sums.layout, *_still(call.shared))
         ops.backward_weights_main_grad(*saved, sums.w1, sums.w2, call.tokens, *end)
         return gradients_of_shared(main, sums, call.weights)
     weights = call.weights
     experts, _, intermediate = weights.shapes()[1]
     figures = (call.tokens, experts, intermediate, weights.b1 is not None)
     lie = (weights.shared(), *weights.forms(), weights.layout)
-    end = (call.flag, call.schedule, *lie, *call.shared)
+    end = (call.flag, call.schedule, *lie, *_still(call.shared))
     return ops.backward_weights(*saved, *figures, *end)
 
 
@@ -172,9 +180,29 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
         *sums.more(),
         *call.weights.forms(),
         call.weights.layout,
-        *call.shared,
+        *_still(call.shared),
     )
     return gradients_of_shared(main, sums, call.weights) if main else gradients
+
+
+def read_later(weights: Experts, dy: Tensor, x: Tensor | None) -> tuple[Staying, ...]:
+    """The caller's tensors that are read once weight gradients are computed, of shared experts.
+
+    All else that these are computed of, a pass has copied.
+    """
+    if weights.shared_w1 is None or torch.compiler.is_compiling():  # a graph leaves nothing
+        return ()
+    assert x is not None
+    return Staying.of(dy), Staying.of(x)
+
+
+def _still(shared: tuple[Staying, ...]) -> list[Tensor]:
+    """What :func:`read_later` returned, unless it has been changed."""
+    names = zip(("the gradient of an output of uniep.moe", "x of uniep.moe"), shared, strict=False)
+    return [
+        staying.unchanged(what, since="backward of data", until="weight gradients")
+        for what, staying in names
+    ]
 
 
 def _add_gradients(weights: Experts, gradients: Any) -> None:

@@ -99,7 +99,9 @@ def moe(
             (dw1, dw2, db1, db2), with shared experts (dw1, dw2, dshared_w1, dshared_w2), of which
             the last two may be left out: autograd has their gradients then. Each has one of the
             forms of its weight, not always the same.
-        deferred: where weight gradients wait for :func:`uniep.backward_weights`.
+        deferred: where gradients of w1, w2 and biases wait for :func:`uniep.backward_weights`, and
+            with ``main_grads`` of shared experts theirs, too. Without these, autograd has gradients
+            of shared experts in backward, which then run beside the pass.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7),
             ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10) or
@@ -126,9 +128,10 @@ def moe(
             gradient to p.
         shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
             gate's rows first: experts that every rank has, and every token goes to. Their work is
-            part of the same pass; over hosts, with biases, and with several combine groups beside
-            it, a layer of this rank alone. Their gradients are sums over the tokens of this rank,
-            as those of a dense layer are: add them up over ranks as you do with these. None: none.
+            part of the same pass; over hosts, with biases, with several combine groups, and with
+            ``deferred`` beside it, a layer of this rank alone. Their gradients are sums over the
+            tokens of this rank, as those of a dense layer are: add them up over ranks as you do
+            with these. None: none.
         shared_w2: bf16 [S, H, I]. Given with shared_w1.
         shared_probs: fp32 [..., S], multiplied where ``probs`` says. None: each is 1.
         w1_layout: of a w1, and its gradient, that is one tensor: ``"halves"``; or
@@ -153,6 +156,7 @@ def moe(
     if save not in (None, "rows", "tokens", "none"):
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
+    _arguments.check_max_tokens(max_tokens)
     if workspace is None:
         arithmetic = arithmetic_of(
             activation,
@@ -176,6 +180,11 @@ def moe(
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
     experts, width, hidden = weights.shapes()[0]
+    main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
+    shared_apart = False
+    if deferred is not None:
+        _arguments.check_deferred(weights, main)
+        shared_apart = not _arguments.shared_wait(weights, main)
     topk = topk_ids.shape[-1]
     tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
@@ -190,6 +199,7 @@ def moe(
             bool(recompute_h),
             backward_rows or 0,
             *arithmetic,
+            shared_apart,
         )
         wanted = (without_mesh(group), x.device, kind, tokens.shape[0], max_tokens)
         if row_pool is None or row_pool is False:
@@ -206,17 +216,19 @@ def moe(
                 "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
                 "pass either the workspace or these"
             )
-    _arguments.check_workspace(workspace, x, weights, topk)
+    _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
     if workspace.row_pool is not None and exact_rows:
         raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
-    main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
-    if deferred is not None:
-        if workspace.backward_rows:
-            raise ValueError(
-                "deferred is given, which keeps all rows of a backward, but backward_rows is "
-                f"{workspace.backward_rows}; pass None, or backward_rows 0"
-            )
-        _arguments.check_deferred(weights, main)
+    if deferred is not None and workspace.backward_rows:
+        raise ValueError(
+            "deferred is given, which keeps all rows of a backward, but backward_rows is "
+            f"{workspace.backward_rows}; pass None, or backward_rows 0"
+        )
+    if shared_apart and workspace.of_shared is None:
+        raise ValueError(
+            "deferred is given, and the workspace has shared experts in its pass, whose gradients "
+            "are not to wait; pass main_grads of them, or a workspace with shared_apart=True"
+        )
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)

@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ __all__ = [
     "gather_objects",
     "group_named",
     "group_of",
+    "groups_known",
     "is_mesh_of_hosts",
     "objects_on_first",
     "process_group_of",
@@ -57,8 +58,9 @@ class Group(OfProcess):
         timeout_ms: limit of every wait while it is made; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
 
     Raises:
-        ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use, and
-            for a mesh of several dimensions.
+        ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use, for a
+            mesh of several dimensions, and a group that this process is not in.
+        TypeError: for anything else that is no process group.
         uniep.Error: where a rank does not come, hosts do not have as many consecutive ranks each,
             or GPUs are on several.
 
@@ -82,7 +84,7 @@ class Group(OfProcess):
         timeout_ms = _library.int32(timeout_ms=timeout_ms)
         process_group = _process_group_of_mesh(process_group)
         if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-            raise ValueError(_NO_MEMBER)  # GroupMember.NON_GROUP_MEMBER, a number
+            _refuse(process_group)
         # Weak, so that a process group ends when PyTorch lets go of it.
         self._process_group = None if process_group is None else weakref.ref(process_group)
         if process_group is None:
@@ -309,7 +311,8 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
     """The :class:`Group` for what users pass as ``group``; made once for each device.
 
     Raises:
-        ValueError: for a :class:`Group` on another device, and for a mesh of several dimensions.
+        ValueError: for a :class:`Group` on another device, a mesh of several dimensions, and a
+            group that this process is not in.
         TypeError: for anything that is no group.
     """
     if not isinstance(group, Group):
@@ -326,10 +329,27 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
     elif isinstance(group, dist.ProcessGroup):
         known = _of_process_groups.setdefault(group, {})
     else:
-        raise TypeError(_no_group(group))
+        _refuse(group)
     if device not in known:
         known[device] = Group(group, device=device)
     return known[device]
+
+
+def groups_known(group: GroupLike) -> list[Group]:
+    """Those that :func:`group_of` has made or found for what users pass as ``group``.
+
+    Raises:
+        ValueError: for a mesh of several dimensions, and a group that this process is not in.
+        TypeError: for anything that is no group.
+    """
+    group = group if isinstance(group, Group) else _process_group_of_mesh(group)
+    if isinstance(group, Group):
+        return [group]
+    if group is None:
+        return list(_alone.values())
+    if isinstance(group, dist.ProcessGroup):
+        return list(_of_process_groups.get(group, {}).values())
+    _refuse(group)
 
 
 def without_mesh(group: GroupLike) -> Group | dist.ProcessGroup | DeviceMesh | None:
@@ -347,7 +367,7 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
     """Rank and number of ranks of what users pass as ``group``; not collective.
 
     Raises:
-        ValueError: for a mesh of more than two dimensions, or one that this process is not in.
+        ValueError: for a mesh of more than two dimensions, and what this process is not in.
         TypeError: for anything that is no group.
     """
     if is_mesh_of_hosts(group):
@@ -368,7 +388,7 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
         return group.rank, group.size
     if isinstance(group, dist.ProcessGroup):
         return dist.get_rank(group), dist.get_world_size(group)
-    raise TypeError(_no_group(group))
+    _refuse(group)
 
 
 def gather_objects(own: object, group: GroupLike) -> list[Any]:
@@ -446,8 +466,10 @@ def _meeting(group: GroupLike) -> dist.ProcessGroup | None:
     return found
 
 
-def _no_group(group: object) -> str:
-    return (
+def _refuse(group: object) -> NoReturn:
+    if group is dist.GroupMember.NON_GROUP_MEMBER:  # a number, which new_group returns
+        raise ValueError(_NO_MEMBER)
+    raise TypeError(
         f"group is of type {type(group).__name__}; it must be None, a "
         "torch.distributed ProcessGroup, a DeviceMesh or a uniep.Group"
     )

@@ -50,6 +50,7 @@ __all__ = [
     "host_mesh",
     "mesh_of_ranks",
     "to_all_hosts",
+    "within_host",
 ]
 
 
@@ -119,6 +120,14 @@ def host_mesh(group: GroupLike, device: torch.device) -> HostMesh | None:
     if ranks not in _found:
         _found[ranks] = mesh_of_ranks(ranks)
     return _found[ranks]
+
+
+def within_host(group: GroupLike) -> GroupLike:
+    """The group of the ranks of this host, as far as that is known."""
+    if is_mesh_of_hosts(group):
+        return group.get_group(1)
+    mesh = _found.get(group) if isinstance(group, dist.ProcessGroup) else None
+    return group if mesh is None else mesh.within
 
 
 def group_of_host(group: GroupLike, device: torch.device) -> Group:
@@ -205,7 +214,13 @@ class OverHosts(NamedTuple):
 
 @outside_graphs(reason="what crosses hosts goes by collectives that compilers do not see through")
 def to_all_hosts(
-    over: OverHosts, x: Tensor, topk_ids: Tensor, topk_probs: Tensor, crossing: Crossing | None
+    over: OverHosts,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_probs: Tensor,
+    crossing: Crossing | None,
+    *,
+    learns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Crossing]:
     """What the fused layer of this host sees, of rows; backward brings gradients back.
 
@@ -216,6 +231,8 @@ def to_all_hosts(
         topk_ids: int32 [t, K], numbers of experts among all.
         topk_probs: fp32 [t, K].
         crossing: of the call; None: all crosses in turn.
+        learns: a backward will come, as on all ranks, whether or not x and probabilities of this
+            one need gradients: what crosses then takes all of them.
 
     Returns:
         x [N T, H], ids among the experts of this host, and probabilities; where rows cross, x is
@@ -228,6 +245,8 @@ def to_all_hosts(
         over.faults.raise_earlier()
     if crossing is None:
         crossing = Crossing(over.mesh, over.all_rows)
+    if learns and torch.is_grad_enabled() and not (x.requires_grad or topk_probs.requires_grad):
+        topk_probs = topk_probs.detach().requires_grad_()
     x, probs, ids = _Spread.apply(over, crossing, x, topk_probs, topk_ids)
     return x, _ids_of_host(ids, over.mesh, over.experts), probs, crossing
 

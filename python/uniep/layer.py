@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import check_whole
+from ._arguments import check_device, check_tensors, check_whole
 from ._same_weights import warn_of_other_weights
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
@@ -263,6 +264,12 @@ class MoELayer(nn.Module):
                 self.hidden, shared, bias=False, dtype=dtype, device=device
             )
 
+    def __copy__(self) -> MoELayer:
+        """A layer of the same parameters, in the same group and workspace."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> MoELayer:
         """A layer with weights of its own, in the same group and workspace."""
         memo[id(self.group)] = self.group  # PyTorch's process groups cannot be copied
@@ -340,13 +347,30 @@ class MoELayer(nn.Module):
         having = [weight for weight in self._weights() if hasattr(weight, "main_grad")]
         if not any(weight.requires_grad for weight in having):
             return None
+        if len(having) not in (len(self._own_weights()), len(self._weights())) or not hasattr(
+            self.w1, "main_grad"
+        ):
+            raise ValueError(self._says_what_lacks_main_grad())
         return tuple(weight.main_grad for weight in having)
+
+    def _says_what_lacks_main_grad(self) -> str:
+        """Where some of the weights have been replaced by others."""
+        names = ("w1", "w2", "b1", "b2", "shared_w1", "shared_w2")
+        there = [name for name in names if getattr(self, name) is not None]
+        having = [name for name in there if hasattr(getattr(self, name), "main_grad")]
+        lacking = next(name for name in there if name not in having)
+        return (
+            f"{lacking} has no main_grad, and {having[0]} has; give one to each of w1, w2, b1 and "
+            "b2, and to both or none of shared_w1 and shared_w2, or replace all of them, as by "
+            "torch.func.functional_call"
+        )
 
     @torch.no_grad()
     def _reset_experts(self) -> None:
-        seed = int(torch.randint(2**62, (1,), device="cpu").item())
-        if self.w1.is_meta:
+        drawn = torch.randint(2**62, (1,), device="cpu")
+        if self.w1.is_meta or isinstance(drawn, FakeTensor):  # there are no values
             return
+        seed = int(drawn.item())
         for bias in (self.b1, self.b2):
             if bias is not None:
                 bias.zero_()
@@ -408,6 +432,8 @@ class MoELayer(nn.Module):
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
         if not torch.compiler.is_compiling() and self._compares_ranks:
             self._compare_ranks(x)
+        check_tensors(x=x)
+        check_device(x)
         routing: Routing = self.router(x, token_mask)
         own = self.workspace is None
         out = moe(

@@ -7,13 +7,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ._arguments import check_whole
+from ._staying import Staying
 
 __all__ = ["Offload", "saving_elsewhere"]
 
@@ -78,9 +79,9 @@ class Offload:
         stay = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         call = _Call(self)
 
-        def pack(tensor: Tensor) -> _Staying | _Saved:
+        def pack(tensor: Tensor) -> Staying | _Saved:
             if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in stay:
-                return _Staying(tensor, tensor._version)
+                return Staying.of(tensor)
             return call.save(tensor)
 
         with saved_tensors_hooks(pack, _unpack):
@@ -153,31 +154,6 @@ def _others_decide() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-class _Staying(NamedTuple):
-    """A tensor that stays where it is: an input, which others may write.
-
-    PyTorch looks at versions of what it saves, but not behind hooks.
-    """
-
-    tensor: Tensor
-    version: int
-
-    def unchanged(self) -> Tensor:
-        """The tensor.
-
-        Raises:
-            RuntimeError: where it has been written since.
-        """
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                f"an input of uniep.moe, {self.tensor.dtype} {list(self.tensor.shape)}, has been "
-                f"modified by an inplace operation since the forward: it is at version "
-                f"{self.tensor._version}, and its backward needs version {self.version}; change "
-                "weights and inputs after the backward, or copies of them"
-            )
-        return self.tensor
-
-
 class _Saved:
     """A tensor that autograd has given away; it is kept as long as autograd keeps this."""
 
@@ -192,9 +168,9 @@ class _Saved:
         self.call.settle()  # with its graph: before its memory is handed on
 
 
-def _unpack(packed: _Staying | _Saved) -> Tensor:
-    if isinstance(packed, _Staying):
-        return packed.unchanged()
+def _unpack(packed: Staying | _Saved) -> Tensor:
+    if isinstance(packed, Staying):
+        return packed.unchanged("an input of uniep.moe", since="forward", until="backward")
     return packed.call.owner.fetch(packed)
 
 

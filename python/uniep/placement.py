@@ -38,7 +38,7 @@ EXPERT_TENSORS = ("w1", "w2", "b1", "b2")
 _NUMBERED = re.compile(r"(^|\.)experts\.(\d+)\.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placement:
     """Which expert lies where.
 
@@ -52,6 +52,15 @@ class Placement:
 
     experts: Tensor
     places: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same experts are at the same places, on whatever device."""
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return torch.equal(self.experts.cpu(), other.experts.cpu())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.experts.tolist()))
 
     @staticmethod
     def of(experts: Tensor | Sequence[int]) -> Placement:

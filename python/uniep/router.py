@@ -180,7 +180,8 @@ class Router(nn.Module):
                 there is no padding.
 
         Raises:
-            ValueError: for x of another hidden size, and a mask of another shape.
+            ValueError: for x of another hidden size or on the meta device, and a mask of another
+                shape.
             TypeError: for x that is no tensor, and a mask of another dtype.
         """
         config = self.config
@@ -347,6 +348,8 @@ def _copies_nothing(fn: Callable[[Tensor], Tensor]) -> bool:
 def _check_x(x: Tensor, hidden: int) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    if x.is_meta:
+        raise ValueError("x is on 'meta', where nothing is computed; pass x on another device")
     if x.dim() < 1 or x.shape[-1] != hidden:
         raise ValueError(
             f"x has shape {list(x.shape)}; its last dimension must be hidden, which is {hidden}"

@@ -6,7 +6,7 @@ import ctypes
 import operator
 import weakref
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,13 +30,20 @@ from ._split_backward import (
     weights_left,
 )
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, behind_data
+from .deferred import DeferredWeights, _PendingPages, behind_data, read_later
 from .group import Group, GroupLike, _device_of
 from .hosts import group_of_host
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
 
 _SAVES = {"rows": 0, "tokens": 1, "none": 2}
+
+
+class _Memory:
+    """Of a pool."""
 
 
 class RowPool(OfProcess):
@@ -54,7 +61,8 @@ class RowPool(OfProcess):
     it, and a second one raises. They also go back when the output that nobody runs a backward of
     goes, together with its graph. Hooks of saved tensors do not see what is kept here, so neither
     activation checkpointing nor :class:`uniep.Offload` makes it less. torch.compile breaks its
-    graph at such a call.
+    graph at such a call. A pool goes with the last that holds it, and takes along the workspaces
+    that calls which were given it share.
 
     Args:
         group: a :class:`uniep.Group`, a ProcessGroup, or None: this process alone.
@@ -121,10 +129,15 @@ class RowPool(OfProcess):
         self.handle = handle
         #: Handles of forwards that were captured in CUDA graphs, whose replays write their plans.
         self.captured: list[ctypes.c_void_p] = []
-        # With what uses it, a layer or a saved forward, the memory outlives this object.
-        weakref.finalize(self, _destroy, handle, memory)
+        #: What layers and saved forwards hold: the memory outlives this object with them, and not
+        #: this object, which holds the workspaces below, with itself.
+        self.memory = _Memory()
+        weakref.finalize(self.memory, _destroy, handle, memory)
         # Ahead of that, as it comes later here.
-        weakref.finalize(self, _end_all, self.captured).atexit = False  # the device may be gone
+        ends = weakref.finalize(self.memory, _end_all, self.captured)
+        ends.atexit = False  # the device may be gone
+        #: The workspaces of calls of uniep.moe without one that are given this pool: by shape.
+        self.workspaces: dict[tuple[object, ...], Workspace] = {}
         state = self._state()
         self.pages = state.pages
         self.page_bytes = state.page_bytes
@@ -226,7 +239,7 @@ class SavedPages:
         if pool.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             pool.captured.append(ctypes.c_void_p(address))
             return
-        self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool)
+        self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool.memory)
         self._end.atexit = False  # the device may be gone
 
 
@@ -235,9 +248,9 @@ def _end_all(captured: list[ctypes.c_void_p]) -> None:
         _library.library.uniep_saved_destroy(saved)
 
 
-def _end(saved: ctypes.c_void_p, pool: RowPool) -> None:
+def _end(saved: ctypes.c_void_p, memory: _Memory) -> None:
     _library.library.uniep_saved_destroy(saved)
-    del pool  # only now
+    del memory  # only now
 
 
 class _MoeInPages(torch.autograd.Function):
@@ -333,7 +346,7 @@ class _MoeInPages(torch.autograd.Function):
                 saved=ctx.saved,
                 backward_rows=rows,
                 tokens=dy.shape[0],
-                shared=() if weights.shared_w1 is None else (dy, x),
+                shared=read_later(weights, dy, x),
                 weights=ctx.weights or weights,
                 main_grads=ctx.main_grads,
                 keep=keeps_graph(),

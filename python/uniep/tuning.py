@@ -182,7 +182,7 @@ def tune_calls(
             with a row pool.
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
-    workspace._require_open()
+    workspace.require_open()
     for name, value in (("budget", budget), ("candidates", candidates)):
         if value == 0:  # of the C API: its default
             raise ValueError(f"{name} is 0; more is accepted, or none for the default")
@@ -195,7 +195,7 @@ def tune_calls(
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2)
     _arguments.check(x, topk_ids, topk_probs, weights, workspace.arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, workspace.arithmetic)
-    _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1])
+    _arguments.check_workspace(workspace, x, weights, topk_ids.shape[-1], None)
     if dy is not None and (dy.shape != x.shape or dy.dtype != x.dtype or dy.device != x.device):
         raise ValueError(
             f"dy is {dy.dtype} {list(dy.shape)} on '{dy.device}'; it must be as x is: {x.dtype} "

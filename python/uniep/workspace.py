@@ -97,6 +97,9 @@ class Workspace(OfProcess):
             ``overflow`` are 0 over hosts, and those of dy in one group.
         shared_gate: whether calls may have ``shared_probs``. False: none does, and with
             ``probs="after"`` backward takes less time.
+        shared_apart: whether shared experts run beside the pass, as a layer of this rank alone, in
+            one group without biases, too, as calls with ``deferred`` need it. The bits are the
+            same.
 
     Attributes:
         group: of the ranks of this host; ``members``: what was given, of all hosts.
@@ -150,6 +153,7 @@ class Workspace(OfProcess):
         row_pool: RowPool | None = None,
         shared_experts: int = 0,
         shared_gate: bool = True,
+        shared_apart: bool = False,
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
@@ -199,7 +203,7 @@ class Workspace(OfProcess):
         self._schedule = schedule
         self._timeout_ms = _library.int32(timeout_ms=timeout_ms)
         self.of_shared: Workspace | None = None
-        if are_apart(self.arithmetic, self.mesh):
+        if are_apart(self.arithmetic, self.mesh, shared_apart):
             self.of_shared = Workspace(
                 None,
                 hidden,
@@ -315,9 +319,10 @@ class Workspace(OfProcess):
             number, self.key.data_ptr(), layer, self._shape_of_ops()
         )
         self._layer, self._number = layer, number
+        pages = None if self.row_pool is None else self.row_pool.memory
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric, self.row_pool)
+            self.key, _destroy, number, layer, (workspace, symmetric, pages)
         )
 
     def _shape_of_ops(self) -> Any:
@@ -466,7 +471,7 @@ class Workspace(OfProcess):
     @contextmanager
     def _turn(self) -> Iterator[ctypes.c_void_p]:
         """The layer, while calls of other threads wait, closing it included."""
-        self._require_open()
+        self.require_open()
         turn = _library.torch_library.uniep_torch_begin_turn(self._number)
         if turn is None:
             raise ValueError(_CLOSED)
@@ -475,7 +480,8 @@ class Workspace(OfProcess):
         finally:
             _library.torch_library.uniep_torch_end_turn(turn)
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises ValueError where it is closed."""
         if self.closed:
             raise ValueError(_CLOSED)
 

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from cases import make_case
 from ranks import run_ranks
 
 import uniep
@@ -70,6 +71,19 @@ def test_a_copy_has_main_gradients_of_its_own():
 def on_ranks():
     layer = make_layer(group=dist.group.WORLD)
     assert_is_a_copy(layer, copy.deepcopy(layer), tokens(dist.get_rank()))
+    other = copy.copy(layer)
+    assert other.w1 is layer.w1 and other.group is layer.group
+    of_first = dist.new_group([0])
+    if dist.get_rank() == 1:
+        case = make_case()
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        for joins in (
+            lambda: make_layer(group=of_first),
+            lambda: uniep.moe(*tensors, group=of_first),
+            lambda: uniep.Group(of_first, device="cpu"),
+        ):
+            with pytest.raises(ValueError, match="not a member of process_group"):
+                joins()
     with pytest.raises(TypeError, match="with a group cannot be pickled") as raised:
         torch.save(torch.nn.Sequential(layer), io.BytesIO())
     assert "\n" not in str(raised.value)
@@ -77,6 +91,8 @@ def on_ranks():
 
 def test_copies_on_several_ranks():
     run_ranks(2, on_ranks)
+    layer = make_layer(group=uniep.Group(device="cpu"))
+    assert torch.equal(copy.copy(layer)(tokens()), layer(tokens()))
 
 
 def test_warns_where_the_group_was_forgotten(monkeypatch):

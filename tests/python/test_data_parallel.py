@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,12 +21,16 @@ RANKS, TOKENS = 2, 24
 LAYERS = {
     "plain": {},
     "shared experts and main gradients": {"shared_experts": 1, "main_grad": torch.float32},
+    "shared experts beside weights that wait": {"shared_experts": 1, "deferred": True},
 }
 
 
-def make_model(group=None, **options):
+def make_model(group=None, deferred=False, **options):
     torch.manual_seed(5)
     layer = uniep.MoELayer(64, 32, 8, 2, group=group, **options)
+    if deferred:
+        layer.waiting = uniep.DeferredWeights()
+        layer.forward = functools.partial(layer.forward, deferred=layer.waiting)
     return nn.Sequential(nn.Linear(64, 64), layer, nn.Linear(64, 64)).bfloat16()
 
 
@@ -37,12 +43,19 @@ def loss_of(model, x):
     return model(x).float().square().mean()
 
 
+def backward(model, x, parts=1):
+    (loss_of(model, x) / parts).backward()
+    for module in model.modules():
+        if (waiting := getattr(module, "waiting", None)) is not None:
+            uniep.backward_weights(waiting)
+
+
 def gradient_of(weight):
     return getattr(weight, "main_grad", weight.grad)
 
 
 def with_nothing(model, experts, x):
-    (loss_of(model, x) / RANKS).backward()
+    backward(model, x, RANKS)
     for weight in model.parameters():
         if id(weight) not in experts:
             dist.all_reduce(weight.grad)
@@ -52,7 +65,7 @@ def with_nothing(model, experts, x):
 def with_fsdp(model, experts, x):
     fully_shard(model, mesh=cpu_mesh(), ignored_params=set(experts.values()))
     model.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it sums
-    loss_of(model, x).backward()
+    backward(model, x)
     for weight in experts.values():
         gradient_of(weight).div_(RANKS)
     return model
@@ -70,13 +83,14 @@ def with_fsdp_of_two_dtypes(model, experts, x):
 def ddp(model, experts):
     names = [name for name, weight in model.named_parameters() if id(weight) in experts]
     names += [name for name, _ in model.named_buffers() if name.endswith("router.load")]
+    names += [f".{name}" for name in names]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
     return DistributedDataParallel(model)
 
 
 def with_ddp(model, experts, x):
     wrapped = ddp(model, experts)
-    loss_of(wrapped, x).backward()
+    backward(wrapped, x)
     for weight in experts.values():
         gradient_of(weight).div_(RANKS)
     return model
@@ -104,7 +118,7 @@ def test_gradients_are_those_of_one_process(way):
     parts = run_ranks(RANKS, gradients, way)
     for kind, options in LAYERS.items():
         model = make_model(**options)
-        loss_of(model, batch()).backward()
+        backward(model, batch())
         for name, weight in model.named_parameters():
             of_ranks = [part[kind][name] for part in parts]
             if name in ("1.w1", "1.w2"):
@@ -128,11 +142,24 @@ def loads_under_ddp():
     layer.router.register_forward_hook(count)
     for turn in range(3):
         loss_of(wrapped, batch()[(dist.get_rank() + turn) % RANKS :: RANKS]).backward()
-    return layer.router.load, counted
+    return layer.router.load, counted, gradients_of_a_layer_under_ddp()
+
+
+def gradients_of_a_layer_under_ddp():
+    """Of the experts of a layer that is the model itself, with DDP around it and without."""
+    torch.manual_seed(5)
+    layer = uniep.MoELayer(64, 32, 8, 2, group=dist.group.WORLD)
+    found = []
+    for way in (lambda layer: layer, lambda layer: ddp(layer, {id(layer.w1), id(layer.w2)})):
+        loss_of(way(layer), batch()[dist.get_rank() :: RANKS]).backward()
+        found.append(torch.cat([layer.w1.grad.flatten(), layer.w2.grad.flatten()]))
+        layer.zero_grad()
+    return found
 
 
 def test_routers_under_ddp_count_their_own_tokens():
     found = run_ranks(RANKS, loads_under_ddp)
-    for load, counted in found:
+    for load, counted, (alone, wrapped) in found:
         assert torch.equal(load, counted)
+        assert torch.equal(alone, wrapped)
     assert not torch.equal(found[0][0], found[1][0])

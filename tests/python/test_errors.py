@@ -84,6 +84,9 @@ def test_ids_that_only_int64_holds_stay_impossible():
 def test_other_devices():
     with pytest.raises(ValueError, match="x is on 'meta'"):
         call(changed(**{n: lambda t: t.to("meta") for n in ("x", "ids", "probs", "w1", "w2")}))
+    for module in (uniep.MoELayer(64, 32, 8, 2), uniep.Router(64, 8, 2)):
+        with pytest.raises(ValueError, match="x is on 'meta'"):
+            module.to("meta")(make_case().x.to("meta"))
     with pytest.raises(ValueError, match="device is 'xpu'"):
         uniep.Group(device="xpu")
     if not uniep.has_cuda():
@@ -108,7 +111,7 @@ def test_group_and_workspace():
         ):
             with pytest.raises(ValueError, match=words):
                 call(other, workspace=own)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ValueError, match="closed"):
         call(case, workspace=own)
     with pytest.raises(ValueError, match="closed"):
         own.schedule("forward")
@@ -187,6 +190,31 @@ def test_deferred_needs_parameters():
     case.w1 = case.w1 * 1
     with pytest.raises(ValueError, match="w1 is computed from other tensors"):
         call(case, deferred=uniep.DeferredWeights())
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_deferred_takes_no_weights_with_hooks(hook):
+    case = make_case().requires_grad()
+    handle = getattr(case.w2, hook)(lambda gradient: None)
+    with pytest.raises(ValueError, match="w2 has hooks, which autograd runs in backward"):
+        call(case, deferred=uniep.DeferredWeights())
+    handle.remove()
+    deferred = uniep.DeferredWeights()
+    call(case, deferred=deferred).backward(case.dy)
+    uniep.backward_weights(deferred)
+    assert case.w2.grad.any()
+
+
+def test_max_tokens_is_checked_in_every_call():
+    case = make_case()
+    call(case)  # which has made a workspace that is large enough
+    with pytest.raises(ValueError, match="x has 48 tokens, and max_tokens is 8"):
+        call(case, max_tokens=8)
+    for wrong in (0, -3):
+        with pytest.raises(ValueError, match=f"max_tokens is {wrong}; 1 or more is accepted"):
+            call(case, max_tokens=wrong)
+    with pytest.raises(TypeError, match="max_tokens is '8', a str"):
+        call(case, max_tokens="8")
 
 
 def test_ops_check_for_themselves():

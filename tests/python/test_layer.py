@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
 from ranks import cpu_mesh, run_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -108,6 +109,19 @@ def test_main_grad(dtype):
     assert relative(layer.w2.main_grad, other.w2.grad) < 0.02
 
 
+def test_weights_without_main_grad_beside_others_are_named():
+    layer = MoELayer(64, 32, 8, 2, shared_experts=1, main_grad=torch.float32)
+    given = {name: weight.detach().clone() for name, weight in layer.named_parameters()}
+    layer.zero_grad()
+    for names, lacking, having in ((["w1"], "w1", "w2"), (["w2", "shared_w1"], "w2", "w1")):
+        part = {name: given[name] for name in names}
+        with pytest.raises(ValueError, match=f"{lacking} has no main_grad, and {having} has"):
+            torch.func.functional_call(layer, part, (batch(),))
+    given = {name: weight.requires_grad_() for name, weight in given.items()}
+    torch.func.functional_call(layer, given, (batch(),)).sum().backward()
+    assert given["w1"].grad.any() and not layer.w1.main_grad.any()
+
+
 def test_refuses():
     with pytest.raises(TypeError, match="group is of type int"):
         MoELayer(64, 32, 8, 2, group=3)
@@ -199,6 +213,8 @@ def test_made_without_memory():
     with torch.device("meta"):
         layer = MoELayer(64, 32, 8, 2, bias=True, main_grad=torch.float32)
     assert layer.w1.is_meta
+    with pytest.raises(ValueError, match=r"the layer is on 'meta'.*to_empty\(device"):
+        load_hugging_face(layer, {}, "mixtral", "mlp")
     layer.to_empty(device="cpu")
     torch.manual_seed(3)
     layer.reset_parameters()
@@ -209,6 +225,13 @@ def test_made_without_memory():
         each.load_state_dict(state, assign=True)
         assert all(torch.equal(value, state[name]) for name, value in each.state_dict().items())
         run_main_grads(each)
+
+
+def test_made_of_fake_tensors():
+    with FakeTensorMode():
+        layer = MoELayer(64, 32, 8, 2, shared_experts=1, bias=True)
+        layer.reset_parameters()
+    assert layer.w1.shape == (8, 64, 64)
 
 
 def run_main_grads(layer):

@@ -271,6 +271,23 @@ def begun_ahead():
     return times
 
 
+def unalike():
+    """Steps in which x and probabilities need gradients on all ranks, and on the first alone."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = []
+    for backward_rows in (None, 512):  # with fewer than all rows, tokens cross behind the pass
+        options = {"group": mesh_of(2), "max_tokens": TOKENS, "backward_rows": backward_rows}
+        for alike in (True, False):
+            case = case_of().part(rank, size).requires_grad()
+            data = [case.x, case.probs]
+            if not alike and rank > 0:
+                data = [tensor.requires_grad_(False) for tensor in data]
+            out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, **options)
+            out.backward(case.dy)
+            found.append([out.detach(), *(t.grad for t in (case.w1, case.w2, *data[: 2 - rank]))])
+    return found
+
+
 def other_meshes():
     """Two meshes with the same groups within hosts; and one whose ranks descend."""
     rank = dist.get_rank()
@@ -299,6 +316,7 @@ def by_four():
         "mesh": train(2),
         "refused": refused(),
         "other meshes": other_meshes(),
+        "unalike": unalike(),
     }
 
 
@@ -488,6 +506,14 @@ def test_meshes_that_share_hosts_are_told_apart(four):
     for name, ranks in (("a", (0, 2)), ("b", (0, 1))):
         parts = [four[rank]["other meshes"][0][name] for rank in ranks]
         assert_same([torch.cat([part[i] for part in parts]) for i in range(5)], wanted)
+
+
+def test_not_all_ranks_need_gradients_of_tokens(four):
+    for rank, result in enumerate(four):
+        for alike, unalike in (result["unalike"][:2], result["unalike"][2:]):
+            for wanted, found in zip(alike, unalike, strict=True):
+                if rank == 0 or found is not None:
+                    assert torch.equal(found, wanted)
 
 
 def test_ranks_of_a_mesh_ascend(four):

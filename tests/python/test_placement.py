@@ -352,6 +352,11 @@ def test_what_is_accepted_is_said():
     for wrong in (counts[0], counts[:4], counts.float()):
         with pytest.raises(ValueError, match="co-activation counts are"):
             placement.place_experts(wrong, hosts=2)
+    assert Placement.of([1, 0]) == Placement.of([1, 0]) and Placement.of([1, 0]) != [1, 0]
+    assert {Placement.of([1, 0]), Placement.of([1, 0]), Placement.identity(2)} == {
+        Placement.identity(2),
+        Placement.of([1, 0]),
+    }
     with pytest.raises(ValueError, match="no permutation"):
         Placement.of([0, 0, 1])
     placed = Placement.of([1, 0])

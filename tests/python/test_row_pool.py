@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -342,6 +343,22 @@ def test_a_pool_outlives_its_object_and_its_workspace():
     own.close()
     del own, out
     gc.collect()
+
+
+def test_a_pool_takes_along_what_calls_with_it_share():
+    case = make_case(tokens=64).requires_grad()
+    pool = pool_of(case)
+    gone = weakref.ref(pool.memory)
+    for _ in range(2):
+        out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, row_pool=pool)
+    assert len(pool.workspaces) == 1
+    del pool
+    gc.collect()
+    assert gone() is not None  # the last forward keeps it
+    out.backward(case.dy)
+    del out
+    gc.collect()
+    assert gone() is None
 
 
 def two_ranks():

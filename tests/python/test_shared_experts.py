@@ -106,7 +106,8 @@ def test_a_workspace_may_be_for_no_gate(probs):
         with uniep.Workspace(*figures, **more) as own:
             assert_same(layer.run(uniep.moe, workspace=own), wanted)
             deferred = uniep.DeferredWeights()
-            assert_same(layer.run(uniep.moe, workspace=own, deferred=deferred), wanted)
+            with pytest.raises(ValueError, match=r"deferred is given.*shared_apart=True"):
+                layer.run(uniep.moe, workspace=own, deferred=deferred)
             with pytest.raises(ValueError, match="shared_gate is True") if not gate else nothing():
                 uniep.MoELayer(64, 40, 8, 2, workspace=own, shared_gate=True)
     layer = Layer(probs=probs)
@@ -176,6 +177,56 @@ def test_whatever_is_kept_and_whenever(options):
     if "deferred" in options:
         options = options | {"deferred": uniep.DeferredWeights()}
     assert_same(layer.run(uniep.moe, **options), plain(layer))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_only_weights_of_routed_experts_wait(apart):
+    layer = Layer()
+    wanted = plain(layer)
+    names = ("w1", "w2", "shared_w1", "shared_w2")
+    tensors = {"w1": layer.case.w1, "w2": layer.case.w2, **layer.more}
+    for name in names:
+        tensors[name].requires_grad_()
+    # Behind what autograd knows of: they need not be parameters.
+    given = tensors | {name: tensors[name] * 1 for name in names[2:]}
+    options, deferred = layer.options, uniep.DeferredWeights()
+    if apart:
+        figures, more = (None, 64, 40, 8, 2, TOKENS), {"shared_experts": 2, "shared_apart": True}
+        options = {"workspace": uniep.Workspace(*figures, device="cpu", **more, **options)}
+    case = layer.case
+    uniep.moe(case.x, case.ids, case.probs, **given, deferred=deferred, **options).backward(case.dy)
+    assert [tensors[name].grad is None for name in names] == [True, True, False, False]
+    uniep.backward_weights(deferred)
+    for name in names:
+        assert torch.equal(tensors[name].grad, wanted[name]), name
+
+
+@pytest.mark.parametrize("change", ["x", "dy"])
+@pytest.mark.parametrize("options", [{}, {"row_pool": 1 << 24}], ids=str)
+def test_what_is_read_later_may_not_change_before(options, change):
+    layer = Layer()
+    case, more = layer.case, layer.more
+    weights = [case.w1, case.w2, more["shared_w1"], more["shared_w2"]]
+    main = tuple(torch.zeros_like(weight.requires_grad_()).float() for weight in weights)
+    deferred = uniep.DeferredWeights()
+    changed = {"x": case.x, "dy": case.dy}[change]
+    words = f"bfloat16 .*{TOKENS}, 64.* has been modified by an inplace operation"
+
+    def out(**options: Any) -> Tensor:
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        return uniep.moe(*tensors, **more, **layer.options, **options)
+
+    out(main_grads=main, deferred=deferred, **options).backward(case.dy)
+    changed.zero_()
+    with pytest.raises(RuntimeError, match=words):
+        uniep.backward_weights(deferred)
+    if change == "x":  # another dy is one more backward
+        case.probs.requires_grad_()
+        found = out(**options)
+        torch.autograd.grad(found, [case.probs], case.dy, retain_graph=True)
+        changed.zero_()
+        with pytest.raises(RuntimeError, match=words):
+            torch.autograd.grad(found, weights, case.dy)
 
 
 def scattered(tensors: dict[str, Tensor], names: tuple[str, str]) -> dict[str, Any]:

@@ -257,7 +257,26 @@ def _pair() -> list[Tensor]:
         data = of(out, layer.data, layer.dy, keep=True)
         weights = of(out, layer.weights, layer.dy, keep=False)
     assert passes.ran == BY_TURNS
+    one_has_no_tokens(case)
     return [*data, *weights]
+
+
+def one_has_no_tokens(case: Case) -> None:
+    """Ranks agree on whether a gradient is another, of which one has nothing."""
+    case = case.part(dist.get_rank(), 2)
+    if dist.get_rank() == 1:
+        case.x, case.ids, case.probs, case.dy = (
+            t[:0].detach() for t in (case.x, case.ids, case.probs, case.dy)
+        )
+    layer = Layer(case, group=dist.group.WORLD, max_tokens=48)
+    wanted = layer.whole()
+    for dy, ran in ((layer.dy, BY_TURNS), (layer.dy.clone(), {"backward_data": 1, "backward": 1})):
+        out = layer()
+        with CountPasses() as passes:
+            data = of(out, layer.data, layer.dy.view(-1, 64), keep=True)
+            weights = of(out, layer.weights, dy.view(-1, 64), keep=False)
+        assert passes.ran == ran
+        same(data + weights, wanted)
 
 
 def test_two_ranks_have_the_bits_of_one() -> None:

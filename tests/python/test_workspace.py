@@ -119,6 +119,28 @@ def test_an_abandoned_workspace_ends():
     assert bound() == before and alive() is None
 
 
+def test_shared_workspaces_are_dropped():
+    before = bound()
+    case = make_case(hidden=88).requires_grad()
+    wanted = step(case)
+    step(case, row_pool=1 << 20)
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    assert torch.equal(compiled(*tensors), wanted[0])
+    assert bound() == before + 2
+    uniep.drop_workspaces()
+    uniep.drop_workspaces(uniep.Group(device="cpu"))  # which has none
+    assert torch.equal(compiled(*tensors), wanted[0])
+    assert_same(gradients(case, out), wanted)
+    del out, compiled
+    torch.compiler.reset()
+    assert bound() <= before
+    assert_same(step(case), wanted)
+    with pytest.raises(TypeError, match="group is of type int"):
+        uniep.drop_workspaces(3)
+
+
 def rss() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
