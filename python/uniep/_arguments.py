@@ -365,10 +365,19 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
             + "w1 and w2, then of biases or shared experts where there are any"
         )
     tensors = [tuple_of(gradient) for gradient in given]
+    names: dict[int, str] = {}  # by address
     for i, parts in enumerate(tensors):
         for j, gradient in enumerate(parts):
             name = f"main_grads[{i}]" + ("" if isinstance(given[i], Tensor) else f"[{j}]")
             _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
+            if torch.compiler.is_compiling() or gradient.numel() == 0:
+                continue
+            taken_by = names.setdefault(gradient.data_ptr(), name)
+            if taken_by != name:
+                raise ValueError(
+                    f"{name} is the memory of {taken_by}, and experts' gradients are added at the "
+                    "same time; memory of its own for each is accepted"
+                )
     flat = [tensor for parts in tensors for tensor in parts]
     main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.layout)
     count, pair = weights.shapes()[0][0], weights.shapes()[0][1] == 2 * weights.shapes()[1][2]

@@ -184,7 +184,8 @@ def _make(
             raise ValueError(
                 f"ranks disagree in their first call of this shape, which has {wanted} tokens on "
                 f"rank {place.owner.rank}; where ranks have different numbers of tokens, pass "
-                "max_tokens, the most that any rank ever has, to every call"
+                "max_tokens, the most that any rank ever has, to every call (of transformers' "
+                "models: to uniep.transformers.register)"
             ) from error
         raise ValueError(
             f"ranks disagree in their first call of this shape: {others}; the same on all ranks is "

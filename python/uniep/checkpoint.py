@@ -180,7 +180,8 @@ def save_hugging_face(
     """Saves layers by Hugging Face's names: a safetensors file of each rank, and their index.
 
     Collective over the group of the layers, which is the same for all, and over the meshes of
-    DTensors, such as a router that FSDP2 shards: these are saved whole.
+    DTensors, such as a router that FSDP2 shards: these are saved whole. Of data-parallel replicas
+    one saves, or each to a folder of its own: they would write the same files.
 
     Args:
         folder: made if it is not there.

@@ -159,6 +159,11 @@ def test_main_grads():
     ):
         with pytest.raises(error, match=words):
             call(case, main_grads=main)
+    tied = [[gradient[0]] * len(gradient) for gradient in fp32]
+    with pytest.raises(
+        ValueError, match=r"main_grads\[0\]\[1\] is the memory of main_grads\[0\]\[0\]"
+    ):
+        call(case, main_grads=tied)
 
 
 @pytest.mark.parametrize("name", ["x", "ids", "probs", "w1", "w2"])
