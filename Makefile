@@ -59,7 +59,7 @@ python: deps  ## the Python package, with what its tests need, in build/venv
 	  scripts/python_environment.sh build/venv
 
 test-python: python  ## the tests of the Python package alone
-	@build/venv/bin/python -m pytest $(PYTEST_FLAGS) tests/python
+	@build/venv/bin/python -m pytest $(PYTEST_FLAGS) --all-packages tests/python
 
 sanitize: $(SANITIZERS)  ## the tests under AddressSanitizer with UBSan, and ThreadSanitizer
 

@@ -88,6 +88,8 @@ TEST(Files, AFileSystemWithoutUnnamedFilesGetsANameThatGoes) {
 TEST(Files, SignalsThatEndTheProcessRemoveTheTemporaryName) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const TemporaryFolder folder;
+    // nohup, and shells for what they start in the background, leave some of them ignored.
+    const auto given = ::signal(signal, SIG_DFL);
     const pid_t child = ::fork();
     if (child == 0) {
       const TemporaryFile file(folder / "a", TemporaryFile::Naming::kNamed);
@@ -102,6 +104,7 @@ TEST(Files, SignalsThatEndTheProcessRemoveTheTemporaryName) {
     struct sigaction now {};
     ::sigaction(signal, nullptr, &now);
     EXPECT_EQ(now.sa_handler, SIG_DFL);
+    ::signal(signal, given);
   }
 }
 

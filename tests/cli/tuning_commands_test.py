@@ -246,10 +246,10 @@ class Tune(ProgramTest):
     def test_a_budget_is_kept(self):
         path = self.folder / "tune.json"
         # All rounds would take longer, unless noise decides before.
-        budget, _ = self.tuned_within(5, "--shape", "small,tokens=512", "--candidates", 30,
+        budget, _ = self.tuned_within(2, "--shape", "small,tokens=512", "--candidates", 30,
                                       "--profile", "none", "--json", path)
         for of_pass in json.loads(path.read_text())["passes"]:
-            self.assertLess(of_pass["seconds"], 2 * budget)
+            self.assertLess(of_pass["seconds"], budget + max(budget, 5))
             if of_pass["end"] == "the budget is spent":
                 self.assertGreaterEqual(of_pass["seconds"], budget)
 
@@ -304,11 +304,9 @@ class Tune(ProgramTest):
         session = json.loads(path.read_text())
         for damaged in ("{", json.dumps({**session, "candidates": []})):
             path.write_text(damaged)
-            done = self.call(*self.LONG[:-4], "--budget", 12, "--profile", "none",
-                             **self.environment)
-            self.assertEqual(done.returncode, 0)
-            self.assertIn("is ignored", done.stderr)
-            self.assertNotIn("of an earlier session", done.stdout)
+            text = self.interrupted(self.LONG)
+            self.assertIn("is ignored", text)
+            self.assertNotIn("of an earlier session", text)
 
     def test_a_damaged_cache_is_reported_and_kept_aside(self):
         self.cache.parent.mkdir()
@@ -338,7 +336,7 @@ class Tune(ProgramTest):
         arguments = ("run", "--shape", "tiny", "--ranks", 2, "--check", "--json", figures)
         before = unfolded(self.succeed(*arguments, **self.environment))
         self.assertIn("(auto: forward default, backward default)", before)
-        self.tune("--shape", "tiny", "--candidates", 4, "--budget", 3)
+        self.tune("--shape", "tiny", "--candidates", 2, "--budget", 2)
         text = unfolded(self.succeed(*arguments, **self.environment))
         self.assertIn("(auto: forward cache, backward cache)", text)
         self.assertIn("check PASSED", text)
@@ -364,7 +362,7 @@ class Tune(ProgramTest):
 
     def test_bench_says_what_auto_took_for_each_shape(self):
         figures = self.folder / "bench.json"
-        self.tune("--shape", "tiny", "--pass", "backward", "--candidates", 2, "--budget", 4)
+        self.tune("--shape", "tiny", "--pass", "backward", "--candidates", 2, "--budget", 2)
         text = self.succeed("bench", "--shape", "tiny", "small", "--schedule", "sequential", "auto",
                             "--iterations", 1, "--json", figures, **self.environment)
         text = unfolded(text)

@@ -112,15 +112,17 @@ class AddAnAxis(unittest.TestCase):
                     text = applied(text, diff, file)
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / file).write_text(text)
-            main = folder / "main.cpp"
-            main.write_text(PROGRAM)
             sources = [str(p.relative_to(ROOT)) for p in (ROOT / "src" / "schedule").glob("*.cpp")]
             files = [folder / s if s in diffs else ROOT / s for s in (*sources, *NEEDED)]
+            # Together, which takes a quarter of the time.
+            main = folder / "main.cpp"
+            main.write_text("".join(f'#include "{f}"\n' for f in files) + PROGRAM)
             include = [f"-I{base / part}" for base in (folder, ROOT) for part in ("include", "src")]
             compiler = shlex.split(os.environ.get("CXX", "c++"))
             program = folder / "main"
-            inputs = [str(f) for f in (*files, main)]
-            run([*compiler, "-std=c++20", *include, *inputs, "-o", str(program)])
+            # Of included sources GCC takes what is in an unnamed namespace for a header's.
+            flags = ("-std=c++20", "-Wno-subobject-linkage")
+            run([*compiler, *flags, *include, str(main), "-o", str(program)])
             cls.output = run([str(program)])
 
     def test_the_example_is_complete(self) -> None:

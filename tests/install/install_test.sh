@@ -2,7 +2,8 @@
 # install_test.sh built|shared SOURCE_DIR BUILD_DIR WORK_DIR: installs the library to a prefix under
 # WORK_DIR and uses it from there as a stranger would.
 #   built   installs what BUILD_DIR has built
-#   shared  configures and builds a shared library of its own, unoptimised
+#   shared  builds a shared library of its own: where BUILD_DIR has a compiler cache, as BUILD_DIR was
+#           built, so that its objects come from there; else unoptimised
 # From the environment, all optional: CMAKE, CMAKE_GENERATOR, CXX, CMAKE_CXX_COMPILER_LAUNCHER, NM.
 set -euo pipefail
 variant=$1 source_dir=$2 build_dir=$3 work_dir=$4
@@ -20,15 +21,31 @@ rm -rf "$work_dir/prefix" "$work_dir/moved" "$work_dir/consumer"
 mkdir -p "$work_dir"
 prefix=$work_dir/prefix
 
+# build_option NAME...: how BUILD_DIR was configured, for another build.
+build_option() {
+  local name
+  for name; do
+    sed -n "s/^\($name\):[A-Z]*=\(.*\)/-D\1=\2/p" "$build_dir/CMakeCache.txt"
+  done
+}
+
 if [ "$variant" = shared ]; then
   step "a shared library"
-  "$cmake" -S "$source_dir" -B "$work_dir/shared" -DBUILD_SHARED_LIBS=ON \
-    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DUNIEP_BUILD_TOOLS=OFF \
-    -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_EXAMPLES=OFF -DUNIEP_UNITY=ON \
+  shared_dir=$work_dir/shared
+  options=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DUNIEP_UNITY=ON)
+  if build_option CMAKE_CXX_COMPILER_LAUNCHER | grep -q ccache; then
+    # The cache knows sources by their way from the folder of a build, so this one lies beside it.
+    case $build_dir in "$source_dir"/build/*) shared_dir=$build_dir-shared ;; esac
+    export CCACHE_BASEDIR=$source_dir CCACHE_NOHASHDIR=1
+    mapfile -t options < <(build_option CMAKE_BUILD_TYPE CMAKE_CXX_FLAGS CMAKE_CXX_COMPILER_LAUNCHER \
+      CMAKE_CUDA_COMPILER_LAUNCHER UNIEP_{UNITY,CUDA,NVCC,NCCL_INCLUDE_DIR})
+  fi
+  "$cmake" -S "$source_dir" -B "$shared_dir" -DBUILD_SHARED_LIBS=ON "${options[@]}" \
+    -DUNIEP_BUILD_TOOLS=OFF -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_EXAMPLES=OFF \
     >"$work_dir/configure.log"
-  "$cmake" --build "$work_dir/shared" --parallel >"$work_dir/build.log" ||
+  "$cmake" --build "$shared_dir" --parallel >"$work_dir/build.log" ||
     { tail -n 40 "$work_dir/build.log"; fail "building the shared library"; }
-  build_dir=$work_dir/shared
+  build_dir=$shared_dir
 fi
 
 step "install"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,43 @@ LONGEST = (
     "test_models.py",
     "test_hosts.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-packages",
+        action="store_true",
+        help="fail what would be skipped since a package is not installed",
+    )
+
+
+def require_packages(config: pytest.Config, report: Any) -> None:
+    """What was skipped for a package that is missing has failed, where all are to be there."""
+    if not (report.skipped and config.getoption("--all-packages")):
+        return
+    if hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
+        return
+    reason = report.longrepr[2]
+    if re.search("not installed|could not import", reason):
+        report.outcome, report.longrepr = "failed", f"{reason}, and --all-packages asks for all"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    require_packages(collector.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    require_packages(item.config, report)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

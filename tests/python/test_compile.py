@@ -170,7 +170,10 @@ def test_deferred_is_refused_while_compiling():
     ("kind", "backend"),
     [
         ("reentrant", None),  # which PyTorch does not compile
-        *itertools.product(["full", "save forward", "recompute forward"], [None, *BACKENDS]),
+        *itertools.product(
+            ["full", "save forward", "recompute forward"], [None, "eager", "aot_eager"]
+        ),
+        ("save forward", "inductor"),  # what runs again is decided before it
     ],
 )
 def test_checkpointing(problem, kind, backend):
@@ -196,6 +199,22 @@ def test_checkpointing(problem, kind, backend):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
         else:
             assert torch.equal(a, b)
+
+
+def test_compiled_autograd_behind_a_forward_that_is_not_compiled(problem):
+    case, _, function, wanted = problem
+    out = function(case.x, case.probs, case.w1, case.w2)
+    graphs = []
+
+    def compiler(graph):
+        graphs.append(graph)
+        return torch.compile(graph, backend="aot_eager")
+
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        found = gradients(case, out)
+    assert len(graphs) == 1
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("kind", ["full", "save forward"])

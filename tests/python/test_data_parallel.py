@@ -10,7 +10,7 @@ import torch.distributed as dist
 from cases import relative
 from ranks import cpu_mesh, run_ranks
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 import uniep
@@ -80,6 +80,21 @@ def with_fsdp_of_two_dtypes(model, experts, x):
     return with_fsdp(model, experts, x)
 
 
+def with_fsdp_of_each_layer(model, experts, x):
+    """Each for itself; one is called by a method of its own."""
+    for layer in model:
+        fully_shard(layer, mesh=cpu_mesh(), ignored_params=set(experts.values()))
+        layer.set_force_sum_reduction_for_comms(True)
+    first, layer, last = model
+    register_fsdp_forward_method(layer, "forward_with_routing")
+    y, routing = layer.forward_with_routing(first(x))
+    assert routing.ids.shape == (TOKENS, 2)
+    last(y).float().square().mean().backward()
+    for weight in experts.values():
+        gradient_of(weight).div_(RANKS)
+    return model
+
+
 def ddp(model, experts):
     names = [name for name, weight in model.named_parameters() if id(weight) in experts]
     names += [name for name, _ in model.named_buffers() if name.endswith("router.load")]
@@ -96,8 +111,12 @@ def with_ddp(model, experts, x):
     return model
 
 
-def gradients(way):
-    return {kind: gradients_of(way, options) for kind, options in LAYERS.items()}
+WAYS = (with_nothing, with_fsdp, with_fsdp_of_two_dtypes, with_fsdp_of_each_layer, with_ddp)
+
+
+def gradients():
+    """Of every way, which takes less time than starting processes for it."""
+    return [{kind: gradients_of(way, options) for kind, options in LAYERS.items()} for way in WAYS]
 
 
 def gradients_of(way, options):
@@ -113,9 +132,14 @@ def gradients_of(way, options):
     return found
 
 
-@pytest.mark.parametrize("way", [with_nothing, with_fsdp, with_fsdp_of_two_dtypes, with_ddp])
-def test_gradients_are_those_of_one_process(way):
-    parts = run_ranks(RANKS, gradients, way)
+@pytest.fixture(scope="module")
+def gradients_by_way():
+    return dict(zip(WAYS, zip(*run_ranks(RANKS, gradients), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_those_of_one_process(gradients_by_way, way):
+    parts = gradients_by_way[way]
     for kind, options in LAYERS.items():
         model = make_model(**options)
         backward(model, batch())

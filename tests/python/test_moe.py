@@ -184,6 +184,32 @@ def test_twice_differentiable_is_refused():
         dx.sum().backward()
 
 
+def test_a_functional_call_has_the_weights_that_it_is_given():
+    torch.manual_seed(2)
+    layer, other = (uniep.MoELayer(64, 32, 8, 2).bfloat16() for _ in range(2))
+    x = torch.randn(24, 64).bfloat16()
+    given = {name: weight.detach().requires_grad_() for name, weight in other.named_parameters()}
+    out = torch.func.functional_call(layer, given, x)
+    wanted = other(x)
+    assert torch.equal(out, wanted) and not torch.equal(out, layer(x))
+    for result in (out, wanted):
+        result.float().square().sum().backward()
+    for name, weight in other.named_parameters():
+        assert torch.equal(given[name].grad, weight.grad), name
+
+
+def test_transforms_of_functions_are_refused():
+    case = make_case()
+
+    def loss(x):
+        return uniep.moe(x, case.ids, case.probs, case.w1, case.w2).float().sum()
+
+    with pytest.raises(RuntimeError, match=r"doesn't have storage|functorch transforms"):
+        torch.func.grad(loss)(case.x)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.vmap(loss)(torch.stack([case.x, case.x]))
+
+
 def test_a_call_without_gradients_keeps_nothing():
     case = make_case()
     wanted = step(case)

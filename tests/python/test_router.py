@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from ranks import run_ranks
+from torch.utils.checkpoint import checkpoint
 
 import uniep
 from uniep import Router, RouterConfig
@@ -107,6 +108,22 @@ def test_load_is_counted():
     router.eval()(x)
     assert torch.equal(router.load, 2 * wanted)
     assert "load" not in router.state_dict()
+
+
+def test_in_a_checkpointed_layer_tokens_count_twice_which_moves_no_bias():
+    torch.manual_seed(4)
+    options = {"router": RouterConfig("sigmoid", bias=True), "max_tokens": 24}
+    layer = uniep.MoELayer(64, 32, 8, 2, **options).bfloat16()
+    x = torch.randn(24, 64).bfloat16()
+    layer(x)
+    once = layer.router.load.clone()
+    layer.router.update_bias(0.125)
+    bias = layer.router.bias.clone()
+    layer.router.bias.zero_()
+    checkpoint(layer, x, use_reentrant=False).float().sum().backward()
+    assert torch.equal(layer.router.load, 2 * once)
+    layer.router.update_bias(0.125)
+    assert bias.any() and torch.equal(layer.router.bias, bias)
 
 
 def test_losses():

@@ -444,6 +444,11 @@ def test_experts_in_transformers_own_expert_parallelism(
     assert assert_all_close(on_2_ranks, ep_implementation=implementation) == 2
 
 
+def with_trainers(folder: str, implementations: list[str]) -> list[list[dict[str, Any]]]:
+    """One after another: starting processes takes longer."""
+    return [with_trainer(folder, name) for name in implementations]
+
+
 def with_trainer(folder: str, implementation: str) -> list[dict[str, Any]]:
     """What transformers' Trainer logs, with its default clipping; its weights are saved, too."""
     uniep.transformers.register(max_tokens=46)
@@ -477,11 +482,12 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     """Losses and norms are close to those with its own experts, and so is what is saved."""
     folder = tmp_path / "qwen3_moe"
     small("qwen3_moe").save_pretrained(folder)  # type: ignore[operator]
+    names = ["all_to_all", "uniep"]
+    first, second = run_ranks(2, with_trainers, str(folder), names)
+    assert first == second
     logs, saved = {}, {}
-    for name in ("all_to_all", "uniep"):
-        first, second = run_ranks(2, with_trainer, str(folder), name)
-        assert first == second
-        logs[name] = [(entry["loss"], entry["grad_norm"]) for entry in first]
+    for name, log in zip(names, first, strict=True):
+        logs[name] = [(entry["loss"], entry["grad_norm"]) for entry in log]
         saved[name] = safetensors.torch.load_file(folder / name / "model.safetensors")
     for (loss, norm), (own_loss, own_norm) in zip(logs["uniep"], logs["all_to_all"], strict=True):
         assert loss == pytest.approx(own_loss, rel=1e-3)

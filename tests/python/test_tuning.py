@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -112,18 +112,24 @@ def heeds_ctrl_c():
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_ends_it_with_what_it_has():
+def test_ctrl_c_ends_it_with_what_it_has(monkeypatch):
     case = make_case(tokens=1024, hidden=256, intermediate=128)
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    function, asked = uniep.tuning._Stop, itertools.count()
+
+    def ends(requested):
+        """What a search asks again and again whether it shall end."""
+
+        def end(context):
+            if next(asked) == 20:
+                os.kill(os.getpid(), signal.SIGINT)
+            return requested(context)
+
+        return function(end)
+
+    monkeypatch.setattr(uniep.tuning, "_Stop", ends)
     with workspace(case) as own:
-        timer.start()
-        try:
-            tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
-            found = uniep.tune_calls(
-                *tensors, workspace=own, budget=3600, candidates=1000, store=False
-            )
-        finally:
-            timer.cancel()
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        found = uniep.tune_calls(*tensors, workspace=own, budget=3600, candidates=1000, store=False)
     assert found.stopped
     with pytest.raises(KeyboardInterrupt):  # as before
         os.kill(os.getpid(), signal.SIGINT)

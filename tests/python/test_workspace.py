@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -233,7 +233,7 @@ def test_figures_are_whole_numbers_of_any_kind():
         uniep.Workspace(None, 64, 32, 8, 2, 2**64 + 5)
 
 
-def test_other_calls_take_turns_with_those_of_threads():
+def test_other_calls_take_turns_with_those_of_threads(monkeypatch):
     case = make_case(tokens=128, hidden=128, intermediate=128)
     tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
     with workspace(case) as own, ThreadPoolExecutor() as threads:
@@ -243,9 +243,12 @@ def test_other_calls_take_turns_with_those_of_threads():
             assert "launch=" in own.schedule()
         found = calls.result()
         assert all(torch.equal(out, found[0]) for out in found)
+        function, running = uniep.tuning._Stop, threading.Event()
+        # What a search asks whether it shall end.
+        monkeypatch.setattr(uniep.tuning, "_Stop", lambda _: function(lambda _: running.set() or 0))
         options = {"budget": 5, "candidates": 1, "store": False}
         search = threads.submit(uniep.tune_calls, *tensors, workspace=own, **options)
-        time.sleep(0.1)
+        assert running.wait(60)
         own.close()  # behind the search
         assert search.result().candidates > 0
 

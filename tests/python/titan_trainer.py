@@ -333,7 +333,7 @@ def train_deepseek() -> dict[str, dict[str, Any]]:
     for name, flags in SHARED.items():
         debug._clear_sharding_prop_cache()
         model = ["--module", "deepseek_v3", "--config", "deepseek_v3_debugmodel"]
-        config = parsed(model, tuple(flags), layers=3)
+        config = parsed(model, tuple(flags), layers=2)  # a dense one, and one with experts
         for layer in config.model_spec.model.layers:
             layer.attention = fewer_heads(layer.attention, 2)
         trainer = config.build()

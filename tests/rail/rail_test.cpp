@@ -93,7 +93,7 @@ TEST(Rail, WhatIsPutBeforeItsMemoryIsThereOrAfterIsDropped) {
 
 TEST(Rail, ASlowPortTakesItsTime) {
   constexpr std::size_t kBytes = 1000000;
-  Rails rails({.hosts = 2, .local_ranks = 1}, kBytes, 0.01);  // 100 ms for all
+  Rails rails({.hosts = 2, .local_ranks = 1}, kBytes, 0.001);  // a second for all
   const std::vector<std::byte> sent = pattern(kBytes, 3);
   const auto begin = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < 10; ++i) {
@@ -105,9 +105,9 @@ TEST(Rail, ASlowPortTakesItsTime) {
   const auto first = std::chrono::steady_clock::now() - begin;
   ASSERT_TRUE(rails[1].wait_for(10));
   const auto all = std::chrono::steady_clock::now() - begin;
-  EXPECT_GE(all, std::chrono::milliseconds(100));
-  EXPECT_LT(first, all);  // they arrive one after another
-  EXPECT_LT(put, all);    // and nobody waited while they were put
+  EXPECT_GE(all, std::chrono::seconds(1));
+  EXPECT_LT(first, all / 2);  // they arrive one after another
+  EXPECT_LT(put, all / 2);    // and nobody waited while they were put
   EXPECT_TRUE(std::equal(sent.begin(), sent.end(), rails[1].memory().begin()));
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/quantile.h"
@@ -34,8 +35,8 @@ MachineProfile with_long_draws() {
 
 /// The plans of a case with random routing, made once.
 const std::vector<RoutingPlan>& plans_of(const std::string& shape, double skew, int ranks) {
-  static std::map<std::pair<std::string, int>, std::vector<RoutingPlan>> made;
-  auto& plans = made[{shape, ranks}];
+  static std::map<std::tuple<std::string, double, int>, std::vector<RoutingPlan>> made;
+  auto& plans = made[{shape, skew, ranks}];
   if (plans.empty()) {
     plans = testing::plans_of_shape(shape.substr(0, shape.find(",skew=")), ranks, skew);
   }
@@ -44,6 +45,18 @@ const std::vector<RoutingPlan>& plans_of(const std::string& shape, double skew, 
 
 Pass pass_of(const nlohmann::json& record) {
   return record.at("direction") == "forward" ? Pass::kForward : Pass::kBackward;
+}
+
+/// What a pass takes, simulated once: many files have the same passes.
+double predicted_seconds(const std::string& shape, double skew, int ranks, Pass pass,
+                         const Schedule& schedule, const MachineProfile& profile) {
+  using Key = std::tuple<std::string, double, int, Pass, std::string, std::string>;
+  static std::map<Key, double> known;
+  const Key key{shape, skew, ranks, pass, to_string(schedule), profile_to_json(profile)};
+  const auto at = known.find(key);
+  if (at != known.end()) return at->second;
+  const double seconds = simulate(plans_of(shape, skew, ranks), pass, schedule, profile).seconds;
+  return known.emplace(key, seconds).first->second;
 }
 
 /// Seconds, or a ratio of them.
@@ -75,10 +88,10 @@ Errors errors_against(const std::string& name, F&& takes,
     const auto direction = record.at("direction").get<std::string>();
     if ((direction != "forward" && direction != "backward") || !takes(record)) continue;
     const Schedule schedule = parse_schedule(record.at("schedule").get<std::string>());
-    const auto& plans = plans_of(record.at("shape").get<std::string>(), record.value("skew", 0.0),
-                                 record.at("ranks").get<int>());
-    const double measured = 1e-3 * record.at("ms").get<double>();
-    e.add({measured, simulate(plans, pass_of(record), schedule, profile).seconds});
+    const double predicted =
+        predicted_seconds(record.at("shape").get<std::string>(), record.value("skew", 0.0),
+                          record.at("ranks").get<int>(), pass_of(record), schedule, profile);
+    e.add({1e-3 * record.at("ms").get<double>(), predicted});
   }
   return e;
 }
@@ -126,12 +139,11 @@ TEST(ShippedProfile, PredictsBothPassesOfTinyBatches) {
 void add_candidate_errors(const std::string& name, const std::string& shape,
                           const MachineProfile& profile, std::vector<double>& errors) {
   const nlohmann::json file = results(name);
-  const auto& plans = plans_of(shape, 0, 2);
   for (const auto& pass : file.at("passes")) {
     for (const auto& candidate : pass.at("candidates")) {
       const Schedule schedule = parse_schedule(candidate.at("schedule").get<std::string>());
       const double measured = 1e-3 * candidate.at("ms").get<double>();
-      const double predicted = simulate(plans, pass_of(pass), schedule, profile).seconds;
+      const double predicted = predicted_seconds(shape, 0, 2, pass_of(pass), schedule, profile);
       errors.push_back(std::abs(predicted / measured - 1));
     }
   }
@@ -260,7 +272,7 @@ TEST(ShippedProfile, WhatItTakesForFewTokensIsFaster) {
     const Pass pass = pass_of(record);
     const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
     const double measured = 1e-3 * record.at("ms").get<double>();
-    const double predicted = simulate(plans_of(shape, 0, 2), pass, s, profile).seconds;
+    const double predicted = predicted_seconds(shape, 0, 2, pass, s, profile);
     const auto [at, is_default] = defaults.try_emplace({shape, pass}, Both{measured, predicted});
     if (is_default || s.tile_n == 128 || s.dispatch_wire != DispatchWire::kRows) continue;
     if (predicted < 0.96 * at->second.predicted) gains.push_back(at->second.measured / measured);
@@ -283,7 +295,7 @@ Both gain_of(const char* file_name, const std::string& shape, int Schedule::*axi
     const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
     if (s.launch != LaunchGrouping::kSingle) continue;
     measured[s.*axis] = record.at("ms").get<double>();
-    predicted[s.*axis] = simulate(plans_of(shape, 0, 4), Pass::kForward, s, profile).seconds;
+    predicted[s.*axis] = predicted_seconds(shape, 0, 4, Pass::kForward, s, profile);
   }
   return {measured.at(from) / measured.at(to), predicted.at(from) / predicted.at(to)};
 }
@@ -302,9 +314,8 @@ TEST(ShippedProfile, KnowsWhatSmallTasksGain) {
       const auto shape = record.at("shape").get<std::string>();
       const Pass pass = pass_of(record);
       const Schedule s = parse_schedule(record.at("schedule").get<std::string>());
-      const auto& plans = plans_of(shape, 0, record.at("ranks").get<int>());
       const Both now{1e-3 * record.at("ms").get<double>(),
-                     simulate(plans, pass, s, profile).seconds};
+                     predicted_seconds(shape, 0, record.at("ranks").get<int>(), pass, s, profile)};
       const auto [first, is_first] = firsts.try_emplace({shape, pass}, now);
       if (is_first) continue;
       const double measured = first->second.measured / now.measured;

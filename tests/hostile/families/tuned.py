@@ -13,7 +13,12 @@ from typing import Any
 import commands
 from case import Case, Command, Text
 
-TUNE = ("tune", "--shape", "tiny", "--ranks", "1", "--profile", "none", "--budget", "1")
+LAYER = ("tune", "--shape", "tiny", "--ranks", "1")
+FEW = ("--candidates", "2")  # more of them spend all of a budget
+BRIEF = (*FEW, "--budget", "1")
+FORWARD = (*LAYER, *BRIEF, "--profile", "none", "--pass", "forward")
+# In both directions, and with time enough on a busy machine: within a second it may store nothing.
+STORED = (*LAYER, *FEW, "--budget", "20", "--profile", "none")
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -71,7 +76,7 @@ def _made_by(program: Path, name: str) -> bytes:
     maker = Case(program, random.Random(0), Isolation.__new__(Isolation), None)
     try:
         path = maker.path(name)
-        maker.run(Command(TUNE, environment={"UNIEP_TUNE_CACHE": path}))
+        maker.run(Command(STORED, environment={"UNIEP_TUNE_CACHE": path}))
         return path.read_bytes()
     finally:
         maker.close()
@@ -144,7 +149,7 @@ def _cache(case: Case) -> None:
     case.require(not path.is_file() or path.read_bytes() == before, "a run has changed the cache")
     bench = ("bench", "--shape", "tiny", "--schedule", "auto", "--iterations", "1")
     case.run(Command(bench, environment=environment))
-    storing = case.run(Command(TUNE, environment=environment))
+    storing = case.run(Command(FORWARD, environment=environment))
     # On a busy machine so short a search may end undecided, and leaves the file as it was.
     if storing.code == 0 and path.is_file() and path.read_bytes() != before:
         json.loads(path.read_bytes())
@@ -155,7 +160,8 @@ def _cache(case: Case) -> None:
 def _session(case: Case) -> None:
     path = case.path("tuned.json")
     environment: dict[str, Text | None] = {"UNIEP_TUNE_CACHE": path}
-    search = (*TUNE[:-1], "30", "--pass", "forward", "--candidates", "60")
+    more = ("--candidates", "60", "--budget", "30", "--profile", "none", "--pass", "forward")
+    search = (*LAYER, *more)
     interrupted = Command(search, environment=environment, interrupt_after=0.15)
     case.run(interrupted)
     for session in case.folder.glob("tuned.json.session-*"):
@@ -172,7 +178,7 @@ def _profile(case: Case) -> None:
         (
             ("simulate", "--shape", "tiny", "--ranks", "4", "--profile", path),
             ("simulate", "--shape", "small", "--ranks", "2", "--profile", path, "--json", "out"),
-            (*TUNE[:-4], "--budget", "1", "--profile", path),
+            (*LAYER, *BRIEF, "--pass", "forward", "--profile", path),
             ("profile", "--backend", "cuda", "--like", path),
         )
     )
