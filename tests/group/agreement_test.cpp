@@ -467,8 +467,7 @@ TEST(LayerAgreement, MemoryThatOneRankCannotGetIsRefusedByAll) {
   for (const Outcome& o : outcomes) {
     ASSERT_TRUE(o.error);
     EXPECT_EQ(static_cast<int>(o.error->code()), static_cast<int>(ErrorCode::kCapacity));
-    EXPECT_NE(o.what().find("bytes; a smaller max_tokens or capacity_rows"),
-              std::string::npos)
+    EXPECT_NE(o.what().find("bytes; a smaller max_tokens or capacity_rows"), std::string::npos)
         << o.what();
   }
   group.make_layers();
