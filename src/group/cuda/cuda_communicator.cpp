@@ -30,6 +30,34 @@ GroupMember with_sharing(GroupMember member) {
   return member;
 }
 
+/// The device of this process that has the UUID; -1 where it sees none.
+int device_with(const std::string& uuid) {
+  for (int d = 0; d < device_count(); ++d) {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, d), "read a device's properties");
+    if (uuid == std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))) return d;
+  }
+  return -1;
+}
+
+/// Ranks signal by atomics on each other's memory, which a link must carry: over PCIe they would be
+/// lost, and waits expire. Of GPUs that this process does not see, nobody can ask.
+void require_atomics(const GroupMember& member, const std::vector<RankGpu>& gpus) {
+  const auto own = static_cast<std::size_t>(member.rank);
+  for (std::size_t r = 0; r < gpus.size(); ++r) {
+    if (gpus[r].uuid == gpus[own].uuid) continue;
+    const int peer = device_with(gpus[r].uuid);
+    if (peer < 0) continue;
+    int native = 0;
+    check_cuda(cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported,
+                                         member.device, peer),
+               "ask what a link between GPUs can do");
+    require(native != 0, ErrorCode::kUnsupported, "no link that carries atomics connects the GPU ",
+            "of rank ", member.rank, " (device ", member.device, ") with that of rank ", r,
+            " (device ", peer, "); GPUs that are all connected by NVLink are accepted");
+  }
+}
+
 /// Collective: makes a member's device this thread's, and returns how many GPUs the group has.
 int use_devices(const GroupMember& member) {
   const std::string call = cat("CUDA communicator of ranks ",
@@ -39,7 +67,12 @@ int use_devices(const GroupMember& member) {
                                            [&] { return to_bytes(use_device(member.device)); })) {
     gpus.push_back(rank_gpu(bytes));
   }
-  return count_gpus(gpus, member.share_device);  // every rank sees the same, so all refuse alike
+  const int count = count_gpus(gpus, member.share_device);  // alike on all ranks
+  together(*member.bootstrap, member.limit_ms, "links between GPUs", [&] {
+    require_atomics(member, gpus);
+    return std::string();
+  });
+  return count;
 }
 
 }  // namespace
