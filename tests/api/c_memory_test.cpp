@@ -54,6 +54,24 @@ struct ExactMemory {
                self.memory->row_probs.as<float>().data(), self.memory->forward_rows.data()};
     return 0;
   }
+
+  /// Of `step`, in this memory.
+  uniep_forward_call forward_call(CStep& step) {
+    uniep_forward_call call = step.forward_call();
+    call.memory = {};
+    call.allocate = allocate;
+    call.allocate_context = this;
+    return call;
+  }
+  uniep_backward_call backward_call(CStep& step, int part) const {
+    uniep_backward_call call = step.backward_call(part);
+    call.rows = rows;
+    call.x_rows = data_or_null(memory->x_rows);
+    call.h = data_or_null(memory->h);
+    call.row_probs = memory->row_probs.as<float>().data();
+    call.backward_rows = memory->backward_rows.data();
+    return call;
+  }
 };
 
 TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
@@ -62,10 +80,7 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
       const CLayer layer(problem_of_batches(save, save == Save::kNone));
       CStep step(layer, batch(1));
       ExactMemory exact{layer};
-      uniep_forward_call forward = step.forward_call();
-      forward.memory = {};
-      forward.allocate = ExactMemory::allocate;
-      forward.allocate_context = &exact;
+      const uniep_forward_call forward = exact.forward_call(step);
       expect_ok(uniep_forward(layer.get(), &forward));
       const RoutingPlan plan = RoutingPlan::build(
           layer.problem(), 0, std::array{step.data().tokens}, step.data().topk_ids);
@@ -80,12 +95,7 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
       EXPECT_LT(needs.backward_rows, layer.needs().backward_rows);
       exact.memory->move();
       for (int p = part; p <= 2 * part; ++p) {
-        uniep_backward_call backward = step.backward_call(p);
-        backward.rows = exact.rows;
-        backward.x_rows = data_or_null(exact.memory->x_rows);
-        backward.h = data_or_null(exact.memory->h);
-        backward.row_probs = exact.memory->row_probs.as<float>().data();
-        backward.backward_rows = exact.memory->backward_rows.data();
+        const uniep_backward_call backward = exact.backward_call(step, p);
         expect_ok(uniep_backward(layer.get(), &backward));
       }
       step.expect_contract(cat("exact rows, save ", name(save), ", part ", part));
@@ -99,19 +109,11 @@ TEST(CApi, ASearchUsesTheMemoryThatItAskedFor) {
   const CLayer layer(problem_of_batches());
   CStep step(layer, batch(1));
   ExactMemory exact{layer};
-  uniep_forward_call forward = step.forward_call();
-  forward.memory = {};
-  forward.allocate = ExactMemory::allocate;
-  forward.allocate_context = &exact;
+  const uniep_forward_call forward = exact.forward_call(step);
   const uniep_tune_config config = short_search();
   uniep_tune_result found{};
   expect_ok(uniep_tune_forward(layer.get(), &forward, &config, &found));
-  uniep_backward_call backward = step.backward_call(0);
-  backward.rows = exact.rows;
-  backward.x_rows = data_or_null(exact.memory->x_rows);
-  backward.h = data_or_null(exact.memory->h);
-  backward.row_probs = exact.memory->row_probs.as<float>().data();
-  backward.backward_rows = exact.memory->backward_rows.data();
+  const uniep_backward_call backward = exact.backward_call(step, 0);
   expect_ok(uniep_backward(layer.get(), &backward));
   step.expect_contract("after a search");
 }
@@ -121,10 +123,7 @@ TEST(CApi, MemoryIsAskedForOfAnyRoutingThatHasAPlan) {
   const CLayer layer(problem_of_batches());
   CStep step(layer, batch(1));
   ExactMemory exact{layer};
-  uniep_forward_call forward = step.forward_call();
-  forward.memory = {};
-  forward.allocate = ExactMemory::allocate;
-  forward.allocate_context = &exact;
+  const uniep_forward_call forward = exact.forward_call(step);
   auto& ids = step.data().topk_ids;
   const std::vector<std::int32_t> good = ids;
   std::ranges::fill(ids, -1);
