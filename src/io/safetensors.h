@@ -40,7 +40,7 @@ enum class DType {
   kF8E4m3,
   kF8E5m2
 };
-inline constexpr int kNumDTypes = 15;
+inline constexpr int kNumDTypes = static_cast<int>(DType::kF8E5m2) + 1;
 
 /// The format's own name, such as "BF16".
 std::string_view to_string(DType dtype);

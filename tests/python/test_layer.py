@@ -1,12 +1,8 @@
-"""MoELayer, its checkpoints in all forms, captures, and the command line."""
+"""MoELayer, its checkpoints in all forms, and captures."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import signal
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -14,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import make_case, relative
+from command_line import uniep_command
 from ranks import cpu_mesh, run_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -446,31 +443,6 @@ def test_what_fsdp_has_gathered_is_loaded_and_saved(tmp_path):
         assert torch.equal(other.state_dict()[name], tensor), name
 
 
-# As the script that pip makes of the entry point.
-PROGRAM = ("-c", "from uniep_program import main; main()")
-
-
-def uniep_command(*arguments, code=0, program=PROGRAM):
-    done = subprocess.run(
-        [sys.executable, *program, *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
-
-
-def test_the_command_line():
-    assert uniep.__version__ in uniep_command("info", program=("-m", "uniep"))
-    assert "uniep run: " in uniep_command("run", "--shape", "nothing", code=2)
-    (script,) = importlib.metadata.entry_points(group="console_scripts", name="uniep")
-    assert script.value == "uniep_program:main"
-
-
-def test_the_command_line_does_not_wait_for_pytorch():
-    code = "import sys, os; from uniep_program import main; os.execv = print; main(['info'])"
-    code += "; assert not {'torch', 'uniep'} & set(sys.modules)"
-    assert "bin/uniep ['uniep', 'info']" in uniep_command(program=("-c", code))
-
-
 def test_captures(tmp_path):
     path = tmp_path / "layer.safetensors"
     case = make_case(dropped=True).requires_grad()
@@ -513,38 +485,6 @@ def test_captures(tmp_path):
     assert "good for a forward pass" in uniep_command("validate", str(path))
 
 
-def test_tune_and_schedule(tmp_path, monkeypatch):
-    shape = (64, 32, 8, 2, 64)
-    assert uniep.schedule(*shape, device="cpu", name="two-kernel").startswith("launch=paired")
-    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
-    figures = uniep.tune(*shape, ranks=1, budget=1, direction="forward")
-    assert figures
-    assert (tmp_path / "tuned.json").exists()
-    (entry,) = json.loads((tmp_path / "tuned.json").read_text())["entries"]
-    axes = dict(axis.split("=") for axis in uniep.schedule(*shape, device="cpu").split(","))
-    assert axes == {name: str(value) for name, value in entry["schedule"].items()}
-    with pytest.raises(RuntimeError, match="uniep tune"):
-        uniep.tune(*shape, ranks=3)
-
-
-def test_tune_within_a_memory(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
-    shape = (64, 32, 8, 2, 64)
-    figures = uniep.tune(*shape, budget=2, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
-    memory = figures["memory"]
-    assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
-    best = memory["choices"][memory["fastest"]]
-    assert best["fits"] and best["measured_ms"] > 0
-    choice = {name: best[name] for name in ("save", "recompute_h", "exact_rows", "row_pool")}
-    uniep.MoELayer(64, 32, 8, 2, **choice)(torch.ones(4, 64).bfloat16())
-    with pytest.raises(RuntimeError, match="nothing fits"):
-        uniep.tune(*shape, budget=1, memory=1e-6, layers=2)
-    with pytest.raises(RuntimeError, match="--pass is given beside --memory"):
-        uniep.tune(*shape, direction="forward", memory=1.0, layers=2)
-    with pytest.raises(RuntimeError, match="--layers is 2"):
-        uniep.tune(*shape, layers=2)
-
-
 def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match="init_process_group"):
@@ -566,16 +506,6 @@ def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
 def test_what_no_call_could_take_is_refused_at_once(wrong, error, words):
     with pytest.raises(error, match=words):
         MoELayer(**{"hidden": 64, "intermediate": 32, "num_experts": 8, "topk": 2, **wrong})
-
-
-def test_a_reader_that_has_enough_ends_the_command_line():
-    command = subprocess.Popen(
-        [sys.executable, *PROGRAM, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    command.stdout.close()
-    assert command.stderr.read() == b""
-    command.stderr.close()
-    assert command.wait() == -signal.SIGPIPE
 
 
 def of_other_topk():

@@ -10,15 +10,19 @@
 namespace uniep::cuda {
 namespace {
 
+std::string uuid_of(int device) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device), "read the device's properties");
+  return {properties.uuid.bytes, sizeof(properties.uuid.bytes)};
+}
+
 RankGpu use_device(int device) {
   require_device(device);
   check_cuda(cudaSetDevice(device), cat("use CUDA device ", device));
   check_cuda(cudaFree(nullptr), cat("use CUDA device ", device));  // makes the context
-  cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device), "read the device's properties");
   int mps = 0;
   check_cuda(cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device), "ask for CUDA MPS");
-  return {.uuid = {properties.uuid.bytes, sizeof(properties.uuid.bytes)}, .mps = mps != 0};
+  return {.uuid = uuid_of(device), .mps = mps != 0};
 }
 
 /// A launcher may show each process one GPU alone, which is then device 0 of all. Whether these are
@@ -33,9 +37,7 @@ GroupMember with_sharing(GroupMember member) {
 /// The device of this process that has the UUID; -1 where it sees none.
 int device_with(const std::string& uuid) {
   for (int d = 0; d < device_count(); ++d) {
-    cudaDeviceProp properties{};
-    check_cuda(cudaGetDeviceProperties(&properties, d), "read a device's properties");
-    if (uuid == std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))) return d;
+    if (uuid_of(d) == uuid) return d;
   }
   return -1;
 }

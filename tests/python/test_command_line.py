@@ -1,0 +1,70 @@
+"""The command line of the package, and what Python asks of it: schedules and searches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from command_line import PROGRAM, uniep_command
+
+import uniep
+
+
+def test_the_command_line():
+    assert uniep.__version__ in uniep_command("info", program=("-m", "uniep"))
+    assert "uniep run: " in uniep_command("run", "--shape", "nothing", code=2)
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="uniep")
+    assert script.value == "uniep_program:main"
+
+
+def test_the_command_line_does_not_wait_for_pytorch():
+    code = "import sys, os; from uniep_program import main; os.execv = print; main(['info'])"
+    code += "; assert not {'torch', 'uniep'} & set(sys.modules)"
+    assert "bin/uniep ['uniep', 'info']" in uniep_command(program=("-c", code))
+
+
+def test_tune_and_schedule(tmp_path, monkeypatch):
+    shape = (64, 32, 8, 2, 64)
+    assert uniep.schedule(*shape, device="cpu", name="two-kernel").startswith("launch=paired")
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
+    figures = uniep.tune(*shape, ranks=1, budget=1, direction="forward")
+    assert figures
+    assert (tmp_path / "tuned.json").exists()
+    (entry,) = json.loads((tmp_path / "tuned.json").read_text())["entries"]
+    axes = dict(axis.split("=") for axis in uniep.schedule(*shape, device="cpu").split(","))
+    assert axes == {name: str(value) for name, value in entry["schedule"].items()}
+    with pytest.raises(RuntimeError, match="uniep tune"):
+        uniep.tune(*shape, ranks=3)
+
+
+def test_tune_within_a_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
+    shape = (64, 32, 8, 2, 64)
+    figures = uniep.tune(*shape, budget=2, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
+    memory = figures["memory"]
+    assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
+    best = memory["choices"][memory["fastest"]]
+    assert best["fits"] and best["measured_ms"] > 0
+    choice = {name: best[name] for name in ("save", "recompute_h", "exact_rows", "row_pool")}
+    uniep.MoELayer(64, 32, 8, 2, **choice)(torch.ones(4, 64).bfloat16())
+    with pytest.raises(RuntimeError, match="nothing fits"):
+        uniep.tune(*shape, budget=1, memory=1e-6, layers=2)
+    with pytest.raises(RuntimeError, match="--pass is given beside --memory"):
+        uniep.tune(*shape, direction="forward", memory=1.0, layers=2)
+    with pytest.raises(RuntimeError, match="--layers is 2"):
+        uniep.tune(*shape, layers=2)
+
+
+def test_a_reader_that_has_enough_ends_the_command_line():
+    command = subprocess.Popen(
+        [sys.executable, *PROGRAM, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    command.stdout.close()
+    assert command.stderr.read() == b""
+    command.stderr.close()
+    assert command.wait() == -signal.SIGPIPE
