@@ -22,14 +22,33 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-Addresses resolve(const std::string& address, int port) {
+/// 0 and the addresses, or the error of getaddrinfo that says why not.
+int look_up(const std::string& address, int port, Addresses& found) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (error == 0) found.reset(list);
+  return error;
+}
+
+void require_found(int error, const std::string& address) {
   require(error == 0, ErrorCode::kInvalidArgument, "MASTER_ADDR is ", in_quotes(address), " (",
           gai_strerror(error), "); the name or address of the host of rank 0 is accepted");
-  return Addresses(list);
+}
+
+Addresses resolve(const std::string& address, int port) {
+  Addresses found;
+  require_found(look_up(address, port, found), address);
+  return found;
+}
+
+/// None where the name service cannot answer now: it may, once it has heard of rank 0's host.
+Addresses resolve_for_now(const std::string& address, int port) {
+  Addresses found;
+  const int error = look_up(address, port, found);
+  if (error != EAI_AGAIN) require_found(error, address);
+  return found;
 }
 
 Descriptor new_socket(const addrinfo& a) {
@@ -120,7 +139,7 @@ Descriptor accept_from(const Descriptor& listener) {
 }
 
 Descriptor connect_to(const std::string& address, int port, Deadline until) {
-  const Addresses list = resolve(address, port);
+  const Addresses list = resolve_for_now(address, port);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     Descriptor fd = new_socket(*a);
     if (!fd.valid()) continue;

@@ -30,7 +30,8 @@ int port_of(const Descriptor& socket);
 /// The next visitor of a listening socket; not valid where there is none.
 Descriptor accept_from(const Descriptor& listener);
 
-/// A connection to `address`:`port`; not valid where nobody answers until then.
+/// A connection to `address`:`port`; not valid where nobody answers until then, or where the name
+/// service cannot say yet what the name stands for.
 Descriptor connect_to(const std::string& address, int port, Deadline until);
 
 /// The IPv4 address of this host from which `other` is reached, as digits. Throws Error(kIo).
