@@ -1,6 +1,6 @@
 #pragma once
 
-/// Everything public. See docs/architecture.md for a tour and README.md for an example.
+/// Everything public. docs/api.md has an example, docs/architecture.md shows what is behind it.
 #include "uniep/backend.h"
 #include "uniep/bf16.h"
 #include "uniep/communicator.h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,13 @@ __all__ = [
     "check_max_tokens",
     "check_shared_probs",
     "check_tensors",
+    "check_ways",
     "check_whole",
     "check_workspace",
     "experts",
     "int32",
     "main_grads",
+    "refuse_beside_workspace",
     "rows",
     "shared_wait",
 ]
@@ -199,8 +202,46 @@ def check(
     weights: Experts,
     arithmetic: Arithmetic = Arithmetic(),  # noqa: B008
 ) -> None:
-    """Raises TypeError or ValueError with a sentence for what does not fit."""
+    """Raises TypeError or ValueError with a sentence for what does not fit.
+
+    What has fitted once is not looked at in detail again: a layer calls with the same weights, and
+    with few numbers of tokens.
+    """
+    if torch.compiler.is_compiling():  # sizes may be symbols
+        _check(x, topk_ids, topk_probs, weights, arithmetic)
+        return
+    tensors = (x, topk_ids, topk_probs, *weights.flat())
+    try:
+        looks = (
+            *(arithmetic, weights.layout, len(weights.w1), len(weights.w2)),
+            *(tensor is None for tensor in weights.more()),
+            *map(_LOOK, tensors),
+            *map(Tensor.is_contiguous, tensors),
+        )
+        if looks in _fitted:
+            return
+    except (AttributeError, TypeError):  # of what is no tensor, or has symbols for sizes
+        looks = ()
+    _check(x, topk_ids, topk_probs, weights, arithmetic)
+    if len(_fitted) >= _MOST_FITTED:
+        _fitted.clear()
+    if looks:
+        _fitted.add(looks)
+
+
+# What has passed `check`: all that it looks at.
+_fitted: set[tuple[object, ...]] = set()
+_MOST_FITTED = 1024
+_LOOK = operator.attrgetter("shape", "dtype", "device")
+
+
+def _check(
+    x: Tensor, topk_ids: Tensor, topk_probs: Tensor, weights: Experts, arithmetic: Arithmetic
+) -> None:
     _check_biases_given(weights.b1, weights.b2)
+    for name, weight in (("w1", weights.w1), ("w2", weights.w2)):
+        check_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
+    check_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
     named = weights.named()
     for name, tensor in (("x", x), *named):
         if tensor.dtype != torch.bfloat16:
@@ -347,6 +388,34 @@ def check_workspace(
     if tokens > workspace.max_tokens:
         raise ValueError(
             f"x has {tokens} tokens; the workspace has room for max_tokens={workspace.max_tokens}"
+        )
+
+
+def refuse_beside_workspace(**given: object) -> None:
+    """Raises ValueError where one of these is given beside a workspace, which has its own."""
+    if all(argument is None for argument in given.values()):
+        return
+    *names, last = given
+    raise ValueError(
+        f"a workspace has its own {', '.join(names)} and {last}; pass either the workspace or these"
+    )
+
+
+def check_ways(
+    workspace: Workspace, *, exact_rows: bool | None, deferred: bool, shared_apart: bool
+) -> None:
+    """Raises ValueError where a workspace cannot serve what a call alone decides."""
+    if exact_rows and workspace.row_pool is not None:
+        raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
+    if deferred and workspace.backward_rows:
+        raise ValueError(
+            "deferred is given, which keeps all rows of a backward, but backward_rows is "
+            f"{workspace.backward_rows}; pass None, or backward_rows 0"
+        )
+    if shared_apart and workspace.of_shared is None:
+        raise ValueError(
+            "deferred is given, and the workspace has shared experts in its pass, whose gradients "
+            "are not to wait; pass main_grads of them, or a workspace with shared_apart=True"
         )
 
 

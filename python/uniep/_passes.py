@@ -19,6 +19,7 @@ from ._ops import ops
 from ._outside_graphs import outside_graphs
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._split_backward import (
+    arguments_before,
     asked_for,
     crossing_ahead,
     for_arguments,
@@ -170,7 +171,7 @@ class _MoeInTensors(torch.autograd.Function):
 
 
 # Arguments of :meth:`_MoeInTensors.forward` ahead of its tensors.
-_BEFORE_TENSORS = 20
+_BEFORE_TENSORS = arguments_before(_MoeInTensors.forward, "tensors")
 
 
 def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:

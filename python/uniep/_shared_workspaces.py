@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import weakref
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from . import _library
 from ._outside_graphs import outside_graphs
+from ._saving import Save
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .group import Group, GroupLike, group_named, group_of, groups_known
 from .hosts import host_mesh, within_host
@@ -34,7 +35,7 @@ class LayerKind(NamedTuple):
     local_experts: int
     topk: int
     capacity_rows: int | None
-    save: Literal["rows", "tokens", "none"]
+    save: Save
     recompute_h: bool
     backward_rows: int
     activation: Activation

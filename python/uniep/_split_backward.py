@@ -7,6 +7,8 @@ Python is run by both, and has to find out itself what it is asked for.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Asked",
+    "arguments_before",
     "asked_for",
     "crossing_ahead",
     "for_arguments",
@@ -43,6 +46,11 @@ class Asked(NamedTuple):
     data: bool
     weights: bool
     weights_later: bool
+
+
+def arguments_before(forward: Callable[..., Any], name: str) -> int:
+    """Arguments of an autograd function's forward ahead of the one of that name; not ctx."""
+    return list(inspect.signature(forward).parameters).index(name) - 1
 
 
 def asked_for(ctx: Any, before: int, weights: int, has_main_grads: bool) -> Asked:

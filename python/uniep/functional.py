@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from . import _arguments, _hooks
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
+from ._saving import Save, check_save
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
@@ -32,7 +31,7 @@ def moe(
     workspace: Workspace | None = None,
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: Literal["rows", "tokens", "none"] | None = None,
+    save: Save | None = None,
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,
@@ -153,10 +152,9 @@ def moe(
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
-    if save not in (None, "rows", "tokens", "none"):
-        raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
-    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
+    check_save(save)
     _arguments.check_max_tokens(max_tokens)
+    weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
             activation,
@@ -167,19 +165,17 @@ def moe(
             weights.shared(),
             shared_probs is not None,
         )
-    else:
-        if not isinstance(workspace, Workspace):
-            raise TypeError(
-                f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
-            )
+    elif isinstance(workspace, Workspace):
         arithmetic = workspace.arithmetic
+    else:
+        raise TypeError(
+            f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
+        )
     if torch.is_autocast_enabled(x.device.type):
         x, *flat = _arguments.autocast(x, *weights.flat())
-        counts = (len(weights.w1), len(weights.w2))
-        weights = experts_from(flat, *counts, weights.layout)
+        weights = experts_from(flat, len(weights.w1), len(weights.w2), weights.layout)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
-    experts, width, hidden = weights.shapes()[0]
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
     shared_apart = False
     if deferred is not None:
@@ -189,6 +185,7 @@ def moe(
     tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
     if workspace is None:
+        experts, width, hidden = weights.shapes()[0]
         kind = LayerKind(
             hidden,
             width // arithmetic.halves(),
@@ -207,28 +204,23 @@ def moe(
         else:
             workspace = paged_workspace(row_pool, *wanted)
     else:
-        memory = (capacity_rows, save, recompute_h, backward_rows, row_pool)
-        ways = (activation, probs, combine_groups, combine_partials)
-        own = (group, max_tokens, *memory, *ways)
-        if any(argument is not None for argument in own):
-            raise ValueError(
-                "a workspace has its own group, max_tokens, capacity_rows, save, recompute_h, "
-                "backward_rows, activation, probs, combine_groups, combine_partials and row_pool; "
-                "pass either the workspace or these"
-            )
+        _arguments.refuse_beside_workspace(
+            group=group,
+            max_tokens=max_tokens,
+            capacity_rows=capacity_rows,
+            save=save,
+            recompute_h=recompute_h,
+            backward_rows=backward_rows,
+            activation=activation,
+            probs=probs,
+            combine_groups=combine_groups,
+            combine_partials=combine_partials,
+            row_pool=row_pool,
+        )
     _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
-    if workspace.row_pool is not None and exact_rows:
-        raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
-    if deferred is not None and workspace.backward_rows:
-        raise ValueError(
-            "deferred is given, which keeps all rows of a backward, but backward_rows is "
-            f"{workspace.backward_rows}; pass None, or backward_rows 0"
-        )
-    if shared_apart and workspace.of_shared is None:
-        raise ValueError(
-            "deferred is given, and the workspace has shared experts in its pass, whose gradients "
-            "are not to wait; pass main_grads of them, or a workspace with shared_apart=True"
-        )
+    _arguments.check_ways(
+        workspace, exact_rows=exact_rows, deferred=deferred is not None, shared_apart=shared_apart
+    )
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)

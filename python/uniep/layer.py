@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import check_device, check_tensors, check_whole
+from ._arguments import check_device, check_tensors, check_whole, refuse_beside_workspace
 from ._same_weights import warn_of_other_weights
+from ._saving import Save
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
@@ -139,7 +140,7 @@ class MoELayer(nn.Module):
         shared_intermediate: int = 0,
         max_tokens: int | None = None,
         capacity_rows: int | None = None,
-        save: Literal["rows", "tokens", "none"] | None = None,
+        save: Save | None = None,
         recompute_h: bool | None = None,
         backward_rows: int | None = None,
         exact_rows: bool | None = None,
@@ -182,14 +183,20 @@ class MoELayer(nn.Module):
             shared_gate,
         )
         if workspace is not None:
-            memory = (max_tokens, capacity_rows, save, recompute_h, backward_rows, row_pool)
-            own = (*memory, activation, probs, bias, combine_groups, combine_partials)
-            if any(argument is not None for argument in own) or shared_experts:
-                raise ValueError(
-                    "a workspace has its own max_tokens, capacity_rows, save, recompute_h, "
-                    "backward_rows, row_pool, activation, probs, bias, combine_groups, "
-                    "combine_partials and shared_experts; pass either the workspace or these"
-                )
+            refuse_beside_workspace(
+                max_tokens=max_tokens,
+                capacity_rows=capacity_rows,
+                save=save,
+                recompute_h=recompute_h,
+                backward_rows=backward_rows,
+                row_pool=row_pool,
+                activation=activation,
+                probs=probs,
+                bias=bias,
+                combine_groups=combine_groups,
+                combine_partials=combine_partials,
+                shared_experts=shared_experts or None,
+            )
             self.arithmetic = workspace.arithmetic
             group = workspace.members if group is None else group
         elif group is None:

@@ -6,7 +6,7 @@ import ctypes
 import operator
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from ._forms import Experts, experts_from
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
+from ._saving import SAVES, Save, check_save
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._split_backward import (
+    arguments_before,
     asked_for,
     crossing_ahead,
     for_arguments,
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 __all__ = ["RowPool", "RowPoolLike", "SavedPages", "moe_in_pages", "shared_pool"]
-
-_SAVES = {"rows": 0, "tokens": 1, "none": 2}
 
 
 class _Memory:
@@ -92,13 +92,12 @@ class RowPool(OfProcess):
         intermediate: int,
         *,
         bytes: int | None = None,
-        save: Literal["rows", "tokens", "none"] = "rows",
+        save: Save = "rows",
         recompute_h: bool = False,
         device: torch.device | str | int | None = None,
         activation: Activation = "swiglu",
     ) -> None:
-        if save not in _SAVES:
-            raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
+        check_save(save)
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of_host(group, _device_of(device))
@@ -111,7 +110,7 @@ class RowPool(OfProcess):
             num_experts=self.group.size,  # which a page does not depend on, as the next two
             topk=1,
             max_tokens=1,
-            save=_SAVES[save],
+            save=SAVES.index(save),
             recompute_h=int(recompute_h),
             activation=ACTIVATIONS.index(arithmetic_of(activation).activation),
         )
@@ -172,7 +171,7 @@ def shared_pool(
     device: torch.device,
     hidden: int,
     intermediate: int,
-    save: Literal["rows", "tokens", "none"],
+    save: Save,
     recompute_h: bool,
     activation: Activation = "swiglu",
 ) -> RowPool | None:
@@ -361,7 +360,7 @@ class _MoeInPages(torch.autograd.Function):
 
 
 # Arguments of :meth:`_MoeInPages.forward` ahead of its weights.
-_BEFORE_WEIGHTS = 15
+_BEFORE_WEIGHTS = arguments_before(_MoeInPages.forward, "weights")
 
 
 @outside_graphs(reason="a row pool keeps what forwards save outside of the graph")

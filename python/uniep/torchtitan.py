@@ -24,6 +24,7 @@ import uniep
 
 from . import _shared_experts
 from ._forms import W1Layout
+from ._saving import Save
 from ._shared_experts import Shared
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 
@@ -85,7 +86,7 @@ class UniepExperts(GroupedExperts):
         probs: ProbsPlace = "after"
         max_tokens: int | None = None
         capacity_rows: int | None = None
-        save: str | None = None
+        save: Save | None = None
         recompute_h: bool | None = None
         backward_rows: int | None = None
         exact_rows: bool | None = None
@@ -107,7 +108,7 @@ class UniepExperts(GroupedExperts):
         self.shared: tuple[UniepSharedExperts, ...] = ()
         self.max_tokens: int | None = config.max_tokens
         self.capacity_rows: int | None = config.capacity_rows
-        self.save: Any = config.save
+        self.save: Save | None = config.save
         self.recompute_h: bool | None = config.recompute_h
         self.backward_rows: int | None = config.backward_rows
         self.exact_rows: bool | None = config.exact_rows
@@ -364,7 +365,7 @@ def uniep_routed_experts(
     probs: ProbsPlace = "after",
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: str | None = None,
+    save: Save | None = None,
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,

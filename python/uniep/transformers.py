@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import uniep
 
+from ._saving import Save
 from .arithmetic import CombinePartials, ProbsPlace, arithmetic_of
 
 try:
@@ -59,7 +60,7 @@ class _Options:
     probs: ProbsPlace = "after"
     max_tokens: int | None = None
     capacity_rows: int | None = None
-    save: Literal["rows", "tokens", "none"] | None = None
+    save: Save | None = None
     recompute_h: bool | None = None
     backward_rows: int | None = None
     exact_rows: bool | None = None
@@ -79,7 +80,7 @@ def register(
     probs: ProbsPlace = "after",
     max_tokens: int | None = None,
     capacity_rows: int | None = None,
-    save: Literal["rows", "tokens", "none"] | None = None,
+    save: Save | None = None,
     recompute_h: bool | None = None,
     backward_rows: int | None = None,
     exact_rows: bool | None = None,

@@ -18,6 +18,7 @@ from ._agreed_faults import AgreedFaults
 from ._agreement import require_same
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
+from ._saving import SAVES, Save, check_save
 from ._shared_apart import are_apart, rows_of
 from .arithmetic import (
     ACTIVATIONS,
@@ -30,7 +31,7 @@ from .arithmetic import (
 )
 from .group import Group, GroupLike, _device_of, group_of, without_mesh
 from .hosts import HostMesh, OverHosts, all_rows_of, default_capacity, host_mesh
-from .row_pool import _SAVES, RowPool
+from .row_pool import RowPool
 
 __all__ = ["Workspace"]
 
@@ -136,7 +137,7 @@ class Workspace(OfProcess):
         max_tokens: int,
         *,
         capacity_rows: int | None = None,
-        save: Literal["rows", "tokens", "none"] = "rows",
+        save: Save = "rows",
         recompute_h: bool = False,
         backward_rows: int = 0,
         exact_rows: bool = False,
@@ -157,8 +158,7 @@ class Workspace(OfProcess):
     ) -> None:
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
-        if save not in _SAVES:
-            raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")
+        check_save(save)
         if device is None and isinstance(group, Group):
             device = group.device
         if row_pool is not None and exact_rows:
@@ -263,7 +263,7 @@ class Workspace(OfProcess):
             topk=self.topk,
             max_tokens=hosts * self.max_tokens,
             capacity_rows=capacity_rows,
-            save=_SAVES[self.save],
+            save=SAVES.index(self.save),
             recompute_h=int(self.recompute_h),
             activation=ACTIVATIONS.index(self.arithmetic.activation),
             probs=PROBS.index(self.arithmetic.probs),

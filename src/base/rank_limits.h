@@ -2,7 +2,7 @@
 
 namespace uniep {
 
-/// Ranks of a group, of threads or processes of one host.
+/// Ranks of a group, over all of its hosts.
 inline constexpr int kMaxGroupRanks = 64;
 /// Ranks that reach one another's GPU memory by pointer: the GPUs of one host.
 inline constexpr int kMaxCudaRanks = 8;

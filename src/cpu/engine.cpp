@@ -7,8 +7,8 @@
 #include "base/cpu_info.h"
 #include "base/deadline.h"
 #include "base/error_of.h"
+#include "base/wait_error.h"
 #include "group/backoff.h"
-#include "group/wait_error.h"
 #include "layer/options.h"
 #include "schedule/roles.h"
 

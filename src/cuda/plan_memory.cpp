@@ -124,7 +124,7 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
 std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
   // The most blocks, queues and token blocks; tiles have one size only.
   const Schedule most{.launch = LaunchGrouping::kPipelined,
-                      .waves = kMaxWaves,
+                      .waves = kMostWaves,
                       .tile_m = kTileM,
                       .token_block = 1,
                       .wgrad = WgradPlacement::kSeparate};

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "base/env.h"
+#include "base/wait_error.h"
 #include "cuda/device/context.cuh"
-#include "group/wait_error.h"
 #include "schedule/dependencies.h"
 
 namespace uniep::cuda {

@@ -183,8 +183,6 @@ struct TensorRow {
   Extent shape[4] = {Extent::kOne, Extent::kOne, Extent::kOne, Extent::kOne};  ///< outermost first
   Region region = Region::kLocal;
   Lifetime lifetime = Lifetime::kCall;
-  /// Of a quantised tensor: the one that holds the scale of every block of its elements.
-  Tensor scales = Tensor::kNone;
   When when = When::kAlways;  ///< there is such a tensor
   /// When a saved tensor is not kept: each pass that reads it has it for the call.
   When remade = When::kNever;

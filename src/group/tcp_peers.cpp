@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/wait_error.h"
 #include "group/tcp_messages.h"
-#include "group/wait_error.h"
 
 namespace uniep::tcp {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/random_number.h"
-#include "group/wait_error.h"
+#include "base/wait_error.h"
 
 namespace uniep {
 

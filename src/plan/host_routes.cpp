@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "graph/graph.h"
 
 namespace uniep {
 namespace {
@@ -16,7 +17,7 @@ class TokenRoutes {
         local_experts_(problem.num_experts / layout.ranks()),
         group_experts_(problem.num_experts / problem.combine_groups),
         relayed_(wire == HostWire::kRelayed),
-        sums_(relayed_ && problem.combine_groups > 1 && groups_keep_to_hosts(problem, layout)) {}
+        sums_(relayed_ && sums_cross(problem, layout.hosts)) {}
 
   void count(int source, std::span<const std::int32_t> experts, HostTraffic& traffic) const {
     std::set<int> ranks;                     // with a slot of the token
@@ -50,17 +51,6 @@ class TokenRoutes {
 };
 
 }  // namespace
-
-RankLayout layout_of_hosts(int ranks, int hosts) {
-  require(hosts >= 1 && ranks >= 1 && ranks % hosts == 0, ErrorCode::kInvalidArgument,
-          "number of hosts is ", hosts, " of ", ranks,
-          " ranks; hosts are equal, so a divisor of the number of ranks from 1 on is accepted");
-  return {.hosts = hosts, .local_ranks = ranks / hosts};
-}
-
-bool groups_keep_to_hosts(const Problem& problem, const RankLayout& layout) {
-  return problem.combine_groups % layout.hosts == 0;
-}
 
 HostTraffic host_traffic(const Problem& problem, const Routing& routing, const RankLayout& layout,
                          HostWire wire) {

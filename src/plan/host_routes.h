@@ -31,10 +31,6 @@ struct LinkCounts {
   friend bool operator==(const LinkCounts&, const LinkCounts&) = default;
 };
 
-/// Whether every combine group's experts lie on one host, so that partial sums can be made there.
-/// With one group on several hosts rows return as they are.
-bool groups_keep_to_hosts(const Problem& problem, const RankLayout& layout);
-
 /// What one direction of a layer moves, of all ranks together.
 struct HostTraffic {
   LinkCounts tokens;    ///< copies of tokens that dispatch fetches
@@ -43,8 +39,7 @@ struct HostTraffic {
 };
 
 /// With kRelayed, rows return to the source's relay on the host that made them, and from there
-/// cross as partial sums where `groups_keep_to_hosts` and there is more than one group, as rows
-/// elsewhere.
+/// cross as partial sums where `sums_cross` (graph/graph.h) says so, as rows elsewhere.
 HostTraffic host_traffic(const Problem& problem, const Routing& routing, const RankLayout& layout,
                          HostWire wire);
 

@@ -16,7 +16,7 @@
 #include "base/deadline.h"
 #include "base/descriptor.h"
 #include "base/threads.h"
-#include "group/wait_error.h"
+#include "base/wait_error.h"
 #include "rail/fabric_connection.h"
 #include "rail/port.h"
 #include "rail/rail.h"
@@ -554,8 +554,6 @@ void FabricRail::nap(Clock::time_point now) {
 
 }  // namespace
 }  // namespace rail
-
-bool has_rails() { return true; }
 
 std::unique_ptr<Rail> make_rail(const RailOptions& options) {
   return std::make_unique<rail::FabricRail>(options);

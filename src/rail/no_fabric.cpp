@@ -5,8 +5,6 @@
 
 namespace uniep {
 
-bool has_rails() { return false; }
-
 std::unique_ptr<Rail> make_rail(const RailOptions& options) {
   throw Error(ErrorCode::kUnsupported,
               cat("the group has ", options.layout.hosts,

@@ -101,9 +101,6 @@ struct RailOptions {
   double gigabytes_per_second = 0;    ///< emulated speed of the rank's port; 0: as fast as it goes
 };
 
-/// Whether this build has a transport between hosts.
-bool has_rails();
-
 /// Throws Error(kUnsupported) where it has none.
 std::unique_ptr<Rail> make_rail(const RailOptions& options);
 

@@ -126,7 +126,7 @@ const std::vector<Axis>& make_axes() {
           Neutral(LaunchGrouping::kSeparate),
           "which stages share a launch: none; communication of a wave with computation of the wave "
           "before; dispatch+fc1 and fc2+reduce; all of them; all of a wave"),
-      number<&Schedule::waves>("waves", {1, kMaxWaves}, Neutral(1), {{1, 2, 4, 8}, {1, 2, 4}},
+      number<&Schedule::waves>("waves", {1, kMostWaves}, Neutral(1), {{1, 2, 4, 8}, {1, 2, 4}},
                                "parts into which each expert's tiles are split; queues are wave by "
                                "wave"),
       number<&Schedule::workers>("workers", {0, 1024}, Neutral(0), {{0, 1, 2, 3, 4}, {0}},

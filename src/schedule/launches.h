@@ -10,10 +10,8 @@
 
 namespace uniep {
 
-/// Most that the axis `waves` can be, and launches that a pass can then have: a wave each, and two
-/// more of the data path and two of wgrad.
-inline constexpr int kMaxWaves = kMostWaves;
-inline constexpr int kMaxLaunches = kMaxWaves + 2 + 2;
+/// Launches that a pass can have: a wave each, and two more of the data path and two of wgrad.
+inline constexpr int kMaxLaunches = static_cast<int>(kMostWaves) + 2 + 2;
 static_assert(kMaxStages <= kMaxLaunches, "every stage can have a launch of its own");
 
 /// How many blocks of a track are emitted in how many steps. Most tracks emit one a step, and are

@@ -1,7 +1,6 @@
-#include "common/ranks.h"
-
 #include <gtest/gtest.h>
 
+#include "bench/device_ranks.h"
 #include "support/expect_error.h"
 
 namespace uniep::tool {

@@ -137,6 +137,39 @@ def problems_of_tables(name: str, text: str) -> list[str]:
     return found
 
 
+def headers_left_out(text: str) -> list[str]:
+    """Headers that lie in a folder of a table, and that no code of the page names."""
+    code = " ".join(re.findall(r"`([^`\n]+)`", without_code_blocks(text)))
+    return [
+        str(header.relative_to(ROOT))
+        for folder, _ in tables_of_folders(text)
+        for header in sorted((ROOT / folder).glob("*.h"))
+        if not re.search(rf"\b{header.stem}\b", code)
+    ]
+
+
+def folders_of_modules(text: str) -> list[str]:
+    """Of the sources, each above those whose headers it includes."""
+    table = text.partition("| folder | what belongs there |")[2].partition("\n\n")[0]
+    return re.findall(r"^\|.*?`(src/\w+)` \|", table, re.MULTILINE)
+
+
+def includes_upwards(folders: list[str], root: Path = ROOT) -> list[str]:
+    """Includes of headers of folders that do not stand below, but for those in `include`."""
+    found = []
+    for i, folder in enumerate(folders):
+        names = [Path(below).name for below in folders[i:]]
+        for file in sorted((root / folder).rglob("*.*")):
+            for header in re.findall(r'^#include "(\w+)/', file.read_text(), re.MULTILINE):
+                if header not in (*names, "uniep") and header in map(name_of, folders):
+                    found.append(f"{file.relative_to(root)} includes a header of {header}")
+    return found
+
+
+def name_of(folder: str) -> str:
+    return folder.rpartition("/")[2]
+
+
 def problems_of_quotes(page: Path, text: str) -> list[str]:
     """Of code whose first line names a file: it stands there, however it is indented."""
     found = []
@@ -171,6 +204,22 @@ class Pages(unittest.TestCase):
         page = ROOT / "docs" / "architecture.md"
         self.assertGreaterEqual(len(tables_of_folders(page.read_text())), 5)
         self.assertEqual(problems_of_tables(page.name, page.read_text()), [])
+        self.assertEqual(headers_left_out(page.read_text()), [])
+
+    def test_folders_include_what_stands_below_them(self) -> None:
+        folders = folders_of_modules((ROOT / "docs" / "architecture.md").read_text())
+        there = [f"src/{p.name}" for p in (ROOT / "src").iterdir() if p.is_dir()]
+        self.assertEqual(sorted(folders), sorted(there))
+        self.assertEqual(includes_upwards(folders), [])
+        self.assertNotEqual(includes_upwards(folders[::-1]), [])
+
+    def test_what_subcommands_share_includes_none_of_them(self) -> None:
+        tools = ROOT / "tools" / "uniep"
+        folders = [p.relative_to(ROOT).as_posix() for p in tools.iterdir() if p.is_dir()]
+        of_sources = {p.name for p in (ROOT / "src").iterdir()}  # `trace/` may be either's
+        folders = [f for f in folders if name_of(f) not in of_sources]
+        folders.sort(key=lambda folder: name_of(folder) == "common")
+        self.assertEqual([f for f in includes_upwards(folders) if "/common/" in f], [])
 
     def test_code_that_is_quoted_is_there(self) -> None:
         self.assertEqual(self.of_all(problems_of_quotes), [])
@@ -230,6 +279,8 @@ class Checks(unittest.TestCase):
         self.assertEqual(problems_of_tables("x", headed), [])
         self.assertEqual(len(problems_of_tables("x", headed.replace("env", "nowhere"))), 1)
         self.assertEqual(tables_of_folders(table.replace("`src/base`:", "text")), [])
+        self.assertIn("src/base/deadline.h", headers_left_out(table))
+        self.assertNotIn("src/base/env.h", headers_left_out(table))
 
     def test_of_quotes(self) -> None:
         page = ROOT / "CONTRIBUTING.md"

@@ -149,7 +149,7 @@ TEST(HostRoutes, GroupsAcrossHostsReturnRows) {
   const RankLayout layout = layout_of_hosts(4, 4);
   Routing r = random_routing(rng, random_problem(rng, 4, 20), 4);
   r.problem.combine_groups = 2;
-  EXPECT_FALSE(groups_keep_to_hosts(r.problem, layout));
+  EXPECT_FALSE(sums_cross(r.problem, layout.hosts));
   const HostTraffic two = traffic_of(r, layout, HostWire::kRelayed);
   r.problem.combine_groups = 1;
   EXPECT_EQ(two.rows, traffic_of(r, layout, HostWire::kRelayed).rows);

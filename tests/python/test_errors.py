@@ -57,9 +57,28 @@ def changed(**tensors):
     ],
 )
 def test_tensors(error, words, tensors):
+    call(make_case())  # what has fitted is not looked at again in detail
     with pytest.raises(error, match=words) as raised:
         call(changed(**tensors))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        ("w1 is a int", {"w1": 3}),
+        (r"w1\[0\] is a str", {"w1": "w1"}),
+        (r"w1\[1\] is a NoneType", {"w1": [torch.zeros(64, 64), None]}),
+        (r"w2\[0\] is a list", {"w2": [[1.0]]}),
+        ("b1 is a float", {"b1": 0.0, "b2": 0.0}),
+        ("shared_w1 is a list", {"shared_w1": [], "shared_w2": []}),
+    ],
+)
+def test_weights_that_are_no_tensors(words, weights):
+    case = make_case()
+    named = {"w1": case.w1, "w2": case.w2, **weights}
+    with pytest.raises(TypeError, match=words):
+        uniep.moe(case.x, case.ids, case.probs, **named)
 
 
 @pytest.mark.parametrize("bad", [8, -2, 2**31 - 1])

@@ -205,56 +205,32 @@ class RoutedExperts:
             shared_experts=0 if self.shared is None else self.shared.count,
             shared_gate=self.shared is not None,
         )
+        given = {
+            "capacity_rows": capacity,
+            **{name: getattr(options, name) for name in _OF_WORKSPACES},
+            **arithmetic._asdict(),
+            "device": x.device,
+        }
         known = _workspaces.setdefault(self.group, WeakValueDictionary())
-        kept = (
-            options.save,
-            options.recompute_h,
-            options.backward_rows,
-            options.exact_rows,
-            options.exact_hosts,
-            options.row_pool,
-        )
-        key = (
-            *shape,
-            *arithmetic,
-            capacity,
-            *kept,
-            options.schedule,
-            options.on_overflow,
-            x.device,
-        )
+        key = (*shape, *given.values())
         workspace = known.get(key)
         # That of layers which are no longer used may have ended on some ranks only: Python collects
         # cycles when it likes. Making one is collective, so the ranks decide together.
         everywhere = torch.tensor(int(workspace is not None), device=x.device)
         dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=self.group)
         if workspace is None or not everywhere:
-            workspace = known[key] = uniep.Workspace(
-                self.group,
-                *shape,
-                capacity_rows=capacity,
-                save=options.save,
-                recompute_h=options.recompute_h,
-                backward_rows=options.backward_rows,
-                exact_rows=options.exact_rows,
-                exact_hosts=options.exact_hosts,
-                schedule=options.schedule,
-                device=x.device,
-                on_overflow=options.on_overflow,
-                row_pool=shared_pool(
-                    options.row_pool,
-                    self.group,
-                    x.device,
-                    hidden,
-                    intermediate,
-                    options.save,
-                    options.recompute_h,
-                    self.activation,
-                ),
-                **arithmetic._asdict(),
-            )
+            kept = (hidden, intermediate, options.save, options.recompute_h, self.activation)
+            pool = shared_pool(options.row_pool, self.group, x.device, *kept)
+            workspace = uniep.Workspace(self.group, *shape, **given | {"row_pool": pool})
+            known[key] = workspace
         return workspace
 
+
+# Options that are workspaces' own.
+_OF_WORKSPACES = (
+    *("save", "recompute_h", "backward_rows", "exact_rows", "exact_hosts", "row_pool"),
+    *("schedule", "on_overflow"),
+)
 
 # One for all layers of a shape; it ends with the last of them.
 _workspaces: WeakKeyDictionary[

@@ -15,6 +15,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.fusions import fused_bias_geglu
 
 import uniep
+from uniep._saving import Save
 from uniep._shared_experts import SharedChoice, check_choice
 from uniep.arithmetic import Activation, CombinePartials
 
@@ -62,7 +63,7 @@ class Options(NamedTuple):
     layout: Literal["stacked", "per_expert"] = "stacked"
     max_tokens: int | None = None
     capacity_rows: int | None = None
-    save: Literal["rows", "tokens", "none"] = "rows"
+    save: Save = "rows"
     recompute_h: bool = False
     backward_rows: int = 0
     exact_rows: bool = False

@@ -11,13 +11,13 @@
 #include "bench/bench_run.h"
 #include "bench/bench_size.h"
 #include "bench/bench_summary.h"
+#include "bench/device_ranks.h"
 #include "commands.h"
 #include "common/choices.h"
 #include "common/interrupt.h"
 #include "common/machine.h"
 #include "common/options.h"
 #include "common/output_files.h"
-#include "common/ranks.h"
 #include "common/table.h"
 
 namespace uniep::tool {

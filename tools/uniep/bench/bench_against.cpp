@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
-#include "common/ranks.h"
+#include "bench/device_ranks.h"
 #include "common/table.h"
 #include "common/text_columns.h"
 

@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "base/quantile.h"
 #include "bench/bench_sample.h"
-#include "common/ranks.h"
+#include "bench/device_ranks.h"
 #include "common/record_json.h"
 #include "common/table.h"
 #include "run/stage_figures.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/bench_report.h"
-#include "common/ranks.h"
+#include "bench/device_ranks.h"
 
 namespace uniep::tool {
 

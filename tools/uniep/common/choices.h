@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "run/step.h"
+#include "common/step_choices.h"
 
 // What the options of several subcommands accept, and what the words given to them mean.
 

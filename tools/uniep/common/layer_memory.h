@@ -2,7 +2,7 @@
 
 #include <iosfwd>
 
-#include "run/step.h"
+#include "common/step_choices.h"
 #include "uniep/problem.h"
 #include "workload/synthetic.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/quotes.h"
-#include "run/step.h"
+#include "common/step_choices.h"
 #include "workload/synthetic.h"
 
 // What the options of several subcommands share.

@@ -4,12 +4,12 @@
 #include <optional>
 
 #include "base/check.h"
+#include "bench/device_ranks.h"
 #include "commands.h"
 #include "common/choices.h"
 #include "common/options.h"
 #include "common/output_files.h"
 #include "common/progress.h"
-#include "common/ranks.h"
 #include "profile/measure_profile.h"
 #include "profile/profile_report.h"
 #include "profile/profiles.h"

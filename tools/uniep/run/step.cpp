@@ -304,12 +304,6 @@ std::string schedule_text(const StepOptions& options) {
                         options.schedule_origin);
 }
 
-void KeptFlags::apply_to(Problem& problem) const {
-  problem.save = *std::ranges::find(kSaves, save, [](Save s) { return std::string(name(s)); });
-  problem.recompute_h = recompute_h;
-  problem.backward_rows = backward_rows;
-}
-
 Problem layer_problem(const Split& split, const StepOptions& options) {
   Problem problem = split.problem();
   problem.capacity_rows = options.capacity_rows;
@@ -376,11 +370,6 @@ PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
   layer.synchronize();
   add(stats, layer.last_pass());
   return stats;
-}
-
-bool measures(PassChoice choice, Pass pass) {
-  if (choice == PassChoice::kBoth) return true;
-  return (choice == PassChoice::kForward) == (pass == Pass::kForward);
 }
 
 StepReport run_steps(const LayerData& layer, const StepOptions& options) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/layer_data.h"
+#include "common/step_choices.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"
@@ -16,18 +17,6 @@ class Gatherer;
 }
 
 namespace uniep::tool {
-
-/// What forward keeps for backward, and what that works in: --save, --recompute-h and
-/// --backward-rows.
-struct KeptFlags {
-  std::string save = "rows";
-  bool recompute_h = false;
-  std::int64_t backward_rows = 0;
-
-  void apply_to(Problem& problem) const;
-};
-
-enum class PassChoice { kForward, kBackward, kBoth };
 
 struct StepOptions {
   int ranks = 1;
@@ -114,8 +103,5 @@ PassStats run_backward(Layer& layer, Saved& saved, const BackwardArgs& args,
 
 /// Something that runs steps, such as `run_steps`.
 using StepRunner = std::function<StepReport(const LayerData&, const StepOptions&)>;
-
-/// Whether a choice includes a direction.
-bool measures(PassChoice choice, Pass pass);
 
 }  // namespace uniep::tool

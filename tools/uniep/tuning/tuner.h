@@ -4,7 +4,7 @@
 #include <string>
 
 #include "bench/bench_case.h"
-#include "common/ranks.h"
+#include "bench/device_ranks.h"
 #include "tune/search/tuner.h"
 
 namespace uniep::tool {
