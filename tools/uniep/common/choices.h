@@ -4,6 +4,8 @@
 #include <string>
 
 #include "common/step_choices.h"
+#include "uniep/backend.h"
+#include "uniep/schedule.h"
 
 // What the options of several subcommands accept, and what the words given to them mean.
 

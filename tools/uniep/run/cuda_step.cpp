@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <optional>
 
@@ -12,6 +11,7 @@
 #include "cuda/device_array.h"
 #include "group/cuda/cuda_communicator.h"
 #include "group/gatherer.h"
+#include "run/step_log.h"
 #include "workload/split.h"
 
 namespace uniep::tool {
@@ -74,7 +74,7 @@ struct DeviceGrad {
 class CudaRank {
  public:
   CudaRank(const workload::Split& split, const StepOptions& options, const Communicator& member,
-           Gatherer& gatherer, LayerResult& result)
+           Gatherer& gatherer, LayerResult& result, RankLog& log)
       : split_(split),
         options_(options),
         gatherer_(gatherer),
@@ -85,7 +85,8 @@ class CudaRank {
                 .schedule = options.schedule,
                 .row_pool = pool_}),
         backward_(options.passes != PassChoice::kForward),
-        ids_(upload(split.topk_ids(rank_))) {
+        ids_(upload(split.topk_ids(rank_))),
+        log_(log) {
     const ForwardArgs f = split.forward_args(rank_, result);
     x_ = upload(f.x);
     probs_ = upload(f.topk_probs);
@@ -100,23 +101,18 @@ class CudaRank {
     dy_ = upload(split.backward_args(rank_, result).dy);
   }
 
-  struct Times {
-    double plan_s = 0;
-    PassStats forward;
-    PassStats backward;
-  };
-
-  /// Poisons the outputs, runs a step and brings its results to `result`.
-  Times step(LayerResult& result) {
+  /// Poisons the outputs, runs a step and brings its results to `result`; `measured` is false for
+  /// the warm-up.
+  void step(LayerResult& result, bool measured) {
     const ForwardArgs f = split_.forward_args(rank_, result);
     const DeviceArray<bf16> out = upload(std::span<const bf16>(f.out));
-    Times times;
     // So that no pass is charged with the time that another rank took to prepare it.
     gatherer_.meet();
     const auto start = Clock::now();
     const RoutingPlan plan = layer_.plan(ids_.span());
     layer_.synchronize();
-    times.plan_s = std::chrono::duration<double>(Clock::now() - start).count();
+    const double plan_s = std::chrono::duration<double>(Clock::now() - start).count();
+    if (measured) log_.plan_seconds.push_back(plan_s);
     gatherer_.meet();
     Saved saved = layer_.forward(plan,
                                  {.x = x_.span(),
@@ -131,23 +127,23 @@ class CudaRank {
                                   .shared_probs = shared_probs_.span()},
                                  schedule_of(options_, Pass::kForward));
     layer_.synchronize();
-    times.forward = layer_.last_pass();
+    if (measured) note(log_.forward, layer_.last_pass());
     download(f.out, out);
     if (!measures(options_.passes, Pass::kForward)) (void)layer_.take_timeline();
-    if (backward_) step_backward(saved, result, times);
-    note_routing(plan);
-    timeline_ = layer_.take_timeline();
-    return times;
+    if (backward_) step_backward(saved, result, measured);
+    log_.note_routing(plan);
+    log_.timeline = layer_.take_timeline();
+    log_.pool = pool_use(pool_);
   }
 
-  const std::vector<std::int64_t>& rows_per_expert() const { return rows_per_expert_; }
-  const Traffic& traffic() const { return traffic_; }
-  PoolUse pool() const { return pool_use(pool_); }
-  /// Of the last step.
-  const std::vector<TimelineEvent>& last_timeline() const { return timeline_; }
-
  private:
-  void step_backward(Saved& saved, LayerResult& result, Times& times) {
+  /// The time of a pass is that of its launches.
+  static void note(PassLog& log, const PassStats& stats) {
+    log.seconds.push_back(stats.elapsed_s);
+    log.stats.push_back(stats);
+  }
+
+  void step_backward(Saved& saved, LayerResult& result, bool measured) {
     clear_main_grad(split_, rank_, result);
     const BackwardArgs b = split_.backward_args(rank_, result);
     const DeviceArray<bf16> dx = upload(std::span<const bf16>(b.dx));
@@ -178,7 +174,8 @@ class CudaRank {
     args.dshared_w1 = dshared_w1.device();
     args.dshared_w2 = dshared_w2.device();
     gatherer_.meet();
-    times.backward = run_backward(layer_, saved, args, options_);
+    const PassStats stats = run_backward(layer_, saved, args, options_);
+    if (measured) note(log_.backward, stats);
     download(b.dx, dx);
     download(b.dprobs, dprobs);
     dw1.download_to(b.dw1);
@@ -188,14 +185,6 @@ class CudaRank {
     download(b.dshared_probs, dshared_probs);
     dshared_w1.download_to(b.dshared_w1);
     dshared_w2.download_to(b.dshared_w2);
-  }
-
-  void note_routing(const RoutingPlan& plan) {
-    // Without shared experts, which every token goes to.
-    const int routed = plan.problem().num_experts / plan.num_ranks();
-    const auto rows = plan.tokens_per_expert().first(static_cast<std::size_t>(routed));
-    rows_per_expert_.assign(rows.begin(), rows.end());
-    traffic_ = plan.traffic();
   }
 
   const workload::Split& split_;
@@ -208,37 +197,8 @@ class CudaRank {
   DeviceArray<std::int32_t> ids_;
   DeviceArray<bf16> x_, w1_, w2_, b1_, b2_, dy_, shared_w1_, shared_w2_;
   DeviceArray<float> probs_, shared_probs_;
-  std::vector<std::int64_t> rows_per_expert_;
-  Traffic traffic_;
-  std::vector<TimelineEvent> timeline_;
+  RankLog& log_;
 };
-
-/// [step][rank] of one direction, from each rank's steps.
-PassRecord pass_record(Pass pass, const std::vector<std::vector<PassStats>>& by_rank) {
-  PassRecord record{pass, {}, {}};
-  for (std::size_t step = 0; step < by_rank[0].size(); ++step) {
-    double slowest = 0;
-    record.stats.emplace_back();
-    for (const auto& steps : by_rank) {
-      slowest = std::max(slowest, steps[step].elapsed_s);
-      record.stats.back().push_back(steps[step]);
-    }
-    record.seconds.push_back(slowest);
-  }
-  return record;
-}
-
-bool same_bits(const LayerResult& a, const LayerResult& b) {
-  const auto same = [](const auto& x, const auto& y) {
-    return x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0;
-  };
-  return same(a.out, b.out) && same(a.dx, b.dx) && same(a.dprobs, b.dprobs) && same(a.dw1, b.dw1) &&
-         same(a.dw2, b.dw2) && same(a.main_dw1, b.main_dw1) && same(a.main_dw2, b.main_dw2) &&
-         same(a.db1, b.db1) && same(a.db2, b.db2) && same(a.main_db1, b.main_db1) &&
-         same(a.main_db2, b.main_db2) && same(a.dshared_probs, b.dshared_probs) &&
-         same(a.dshared_w1, b.dshared_w1) && same(a.dshared_w2, b.dshared_w2) &&
-         same(a.main_dshared_w1, b.main_dshared_w1) && same(a.main_dshared_w2, b.main_dshared_w2);
-}
 
 }  // namespace
 
@@ -251,59 +211,24 @@ StepReport run_cuda_steps(const LayerData& layer, const StepOptions& options,
   StepReport report;
   report.result = make_result(layer, tensors);
   Gatherer gatherer(dynamic_cast<cuda::CudaCommunicator&>(*member.impl()).bootstrap());
-  CudaRank rank(split, options, member, gatherer, report.result);
-  std::vector<double> plan_s;
-  std::vector<PassStats> forward_stats, backward_stats;
-  int different = 0;
+  RankLog log;
+  CudaRank rank(split, options, member, gatherer, report.result, log);
   std::optional<Progress> progress;
   if (member.rank() == 0) {
     progress.emplace(cat("running ", member.size(), " processes"), options.repeat + 1);
   }
-  for (int i = 0; i <= options.repeat && !report.interrupted; ++i) {
+  for (int i = 0; i <= options.repeat && !log.interrupted; ++i) {
     LayerResult again = i == 0 ? LayerResult{} : make_result(layer, tensors);
-    const CudaRank::Times times = rank.step(i == 0 ? report.result : again);
-    report.interrupted = gatherer.gather_one(Interrupt::requested() ? 1 : 0)[0] != 0;
-    if (progress) progress->advance();
-    if (i == 0) continue;
-    // Parts of other ranks are NaNs in both.
-    if (different == 0 && !same_bits(report.result, again)) different = i;
-    plan_s.push_back(times.plan_s);
-    forward_stats.push_back(times.forward);
-    backward_stats.push_back(times.backward);
-  }
-
-  progress.reset();
-  report.steps = static_cast<int>(plan_s.size());
-
-  const auto failed = gatherer.gather(std::span<const int>(&different, 1));
-  for (std::size_t r = 0; r < failed.size(); ++r) {
-    require(failed[r][0] == 0, ErrorCode::kInternal, "step ", failed[r][0],
-            " gave other bits than the first one on rank ", r);
-  }
-  complete_result(gatherer, split, member.rank(), backward, report.result);
-  const auto all_forward = gatherer.gather(std::span<const PassStats>(forward_stats));
-  const auto all_backward = gatherer.gather(std::span<const PassStats>(backward_stats));
-  if (report.steps > 0 && measures(options.passes, Pass::kForward)) {
-    report.passes.push_back(pass_record(Pass::kForward, all_forward));
-  }
-  if (report.steps > 0 && measures(options.passes, Pass::kBackward)) {
-    report.passes.push_back(pass_record(Pass::kBackward, all_backward));
-  }
-  for (const auto& part : gatherer.gather(std::span<const double>(plan_s))) {
-    report.plan_seconds.resize(part.size());
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      report.plan_seconds[i] = std::max(report.plan_seconds[i], part[i]);
+    rank.step(i == 0 ? report.result : again, i > 0);
+    if (i > 0 && log.mismatch.empty()) {
+      log.mismatch = difference(split, member.rank(), options.passes, report.result, again, i);
     }
+    log.interrupted = gatherer.gather_one(Interrupt::requested() ? 1 : 0)[0] != 0;
+    if (progress) progress->advance();
   }
-  for (const auto& part : gatherer.gather(std::span<const std::int64_t>(rank.rows_per_expert()))) {
-    report.rows_per_expert.insert(report.rows_per_expert.end(), part.begin(), part.end());
-  }
-  const Traffic traffic = rank.traffic();
-  for (const auto& part : gatherer.gather(std::span<const Traffic>(&traffic, 1))) {
-    report.traffic.push_back(part[0]);
-  }
-  report.pool = fullest(gatherer.gather_one(rank.pool()));
-  report.timeline = gatherer.gather(std::span<const TimelineEvent>(rank.last_timeline()));
+  progress.reset();
+  combine_logs(gather_logs(gatherer, log), options, report);
+  complete_result(gatherer, split, member.rank(), backward, report.result);
   return report;
 }
 
