@@ -266,7 +266,7 @@ typedef struct {
   const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four, and with shared experts 2 */
   const void* w1; /* as in forward */
   const void* w2;
-  void* dx;            /* bf16 [T, H], or [T, K, H] */
+  void* dx;            /* bf16 [T, H], or [T, K, H]; with shared experts apart from dy and x */
   float* dprobs;       /* fp32 [T, K]; 0 at dropped slots */
   void* dw1;           /* as w1; parts 0 and 2 */
   void* dw2;           /* as w2; parts 0 and 2 */
@@ -278,7 +278,8 @@ typedef struct {
   const char* schedule;    /* NULL: the layer's */
   void* stream;
   /* Of a layer with a row pool: what forward gave; then rows is 0, and plan, x_rows, h and
-   * row_probs are NULL. Part 2 takes the backward_rows of part 1, and is given NULL. */
+   * row_probs are NULL. Part 2 is given the backward_rows of the part 1 whose weight gradients it
+   * computes; NULL: those of the last one on this `saved`. */
   uniep_saved* saved;
   int32_t keep_pages; /* 1: `saved` keeps its pages for another backward; else the part that reads
                        * them last gives them back */

@@ -187,7 +187,8 @@ struct StepMemory {
   /// MemoryNeeds::forward_rows. Nobody reads it when forward is done.
   std::span<std::byte> forward_rows{};
   /// MemoryNeeds::backward_rows, read from `backward_data` to `backward_weights`. `backward` leaves
-  /// nothing there that is read.
+  /// nothing there that is read. Given to `backward_weights`: what the `backward_data` was given
+  /// whose weight gradients it computes; else those of the last one are.
   std::span<std::byte> backward_rows{};
 };
 

@@ -388,14 +388,17 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
 }
 
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
-backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
-                       std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
-                       std::optional<std::string> schedule, std::optional<Tensor> db1,
+backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_rows,
+                       std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t tokens,
+                       bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                        std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
                        std::int64_t layout, std::optional<Tensor> dy, std::optional<Tensor> x) {
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
+  // As many as the workspace had when it made them: it may have grown.
+  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_rows.numel()}, key);
+  arguments.backward_rows = backward_rows.mutable_data_ptr();
   set_tokens(call.shape(), key, dy, x, arguments);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
   const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),

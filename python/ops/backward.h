@@ -80,9 +80,9 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
 /// uniep::backward_weights_pages: dw1, dw2, db1, db2, dshared_w1, dshared_w2; empty ones, if they
 /// are given to be added to.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
-backward_weights_pages(Tensor key, std::int64_t saved, std::vector<Tensor> dw1,
-                       std::vector<Tensor> dw2, std::int64_t tokens, bool keep,
-                       std::optional<std::string> schedule, std::optional<Tensor> db1,
+backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_rows,
+                       std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t tokens,
+                       bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                        std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
                        std::int64_t layout, std::optional<Tensor> dy, std::optional<Tensor> x);

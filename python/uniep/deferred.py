@@ -172,6 +172,7 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
     gradients = ops.backward_weights_pages(
         call.key,
         call.saved.address,
+        call.backward_rows,
         sums.w1,
         sums.w2,
         call.tokens,

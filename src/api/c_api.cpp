@@ -14,9 +14,10 @@ namespace {
 
 thread_local std::string last_error;
 
-/// The group that a config describes; of `config`, which outlives it. What is wrong with it all
-/// ranks hear of.
-uniep::GroupOptions options_of(const uniep_group_config& config) {
+/// The group that a config describes; of `config`, which outlives it. What is wrong with it, or
+/// with where `check` looks, all ranks hear of.
+template <class Check>
+uniep::GroupOptions options_of(const uniep_group_config& config, const Check& check) {
   using namespace uniep::c_api;
   uniep::GroupOptions options{.rank = config.rank,
                               .size = config.size,
@@ -31,6 +32,7 @@ uniep::GroupOptions options_of(const uniep_group_config& config) {
     };
   }
   try {
+    check();
     options.backend = backend_of(config.backend);
     options.share_device = truth(config.share_device, "share_device");
   } catch (const uniep::Error& e) {
@@ -100,17 +102,19 @@ int uniep_has_cuda(void) {
 int uniep_group_create(const uniep_group_config* config, uniep_group** group) {
   return guarded([&] {
     require_given(config, "config");
-    require_given(group, "group");
-    *group = new uniep_group{uniep::Communicator::from_callbacks(options_of(*config))};
+    const auto check = [&] { require_given(group, "group"); };
+    *group = new uniep_group{uniep::Communicator::from_callbacks(options_of(*config, check))};
   });
 }
 
 int uniep_group_find_hosts(const uniep_group_config* config, int32_t* hosts, int32_t* local_ranks) {
   return guarded([&] {
     require_given(config, "config");
-    require_given(hosts, "hosts");
-    require_given(local_ranks, "local_ranks");
-    const uniep::RankLayout layout = uniep::Communicator::find_hosts(options_of(*config));
+    const auto check = [&] {
+      require_given(hosts, "hosts");
+      require_given(local_ranks, "local_ranks");
+    };
+    const uniep::RankLayout layout = uniep::Communicator::find_hosts(options_of(*config, check));
     *hosts = layout.hosts;
     *local_ranks = layout.local_ranks;
   });
@@ -142,6 +146,7 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
   return guarded([&] {
     require_given(group, "group");
     const uniep::Communicator& communicator = group->communicator;
+    communicator.impl()->usage.require_own_process();
     const uniep_layer_config c = config != nullptr ? *config : uniep_layer_config{};
     uniep::Problem p;
     uniep::LayerOptions options{.timeout_ms = c.timeout_ms};
@@ -149,8 +154,8 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
       require_given(layer, "layer");
       p = problem_of(problem);
       options = options_of(c, p, communicator);
-    } catch (const std::exception& e) {
-      refuse_layer(communicator, options, uniep::error_of(e));
+    } catch (...) {
+      refuse_layer(communicator, options, uniep::current_error());
     }
     *layer = new uniep_layer(p, communicator, options);
   });
@@ -183,6 +188,7 @@ int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t si
 int uniep_layer_synchronize(uniep_layer* layer) {
   return guarded([&] {
     require_given(layer, "layer");
+    const uniep::Usage::Call turn(layer->usage);
     layer->layer.synchronize();
   });
 }

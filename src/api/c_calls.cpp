@@ -229,9 +229,6 @@ uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_cal
 void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward& b) {
   require(call->rows == 0, ErrorCode::kInvalidArgument, "rows is ", call->rows,
           ", and the layer has a row pool; 0 is accepted");
-  require(b.part != Part::kWeights || call->backward_rows == nullptr, ErrorCode::kInvalidArgument,
-          "backward_rows is given to part 2, which takes those of part 1 where the layer has a row "
-          "pool; NULL is accepted");
   b.pooled = &call->saved->saved;
   b.options.keep_pages = truth(call->keep_pages, "keep_pages");
   b.options.memory.backward_rows = scratch(call->backward_rows, l.needs.backward_rows);
@@ -338,6 +335,7 @@ using namespace uniep::c_api;
 int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
   return guarded([&] {
     require_given(layer, "layer");
+    const uniep::Usage::Call turn(layer->usage);
     Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
     uniep::Saved saved = layer->layer.forward(plan, f.args, f.options);
@@ -350,6 +348,7 @@ void uniep_saved_destroy(uniep_saved* saved) { delete saved; }
 int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
   return guarded([&] {
     require_given(layer, "layer");
+    const uniep::Usage::Call turn(layer->usage);
     const bool collective = call == nullptr || call->part != 2;
     Backward b = prepared(*layer, collective, [&] {
       require_given(call, "call");

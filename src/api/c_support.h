@@ -47,10 +47,8 @@ int guarded(const Body& body) {
   try {
     body();
     return 0;
-  } catch (const std::exception& e) {
-    return failure(uniep::error_of(e));
   } catch (...) {
-    return failure({ErrorCode::kInternal, "an exception of an unknown type"});
+    return failure(uniep::current_error());
   }
 }
 
@@ -234,13 +232,16 @@ struct uniep_layer {
   uniep::StepMemory saved_memory(std::int64_t rows, std::int64_t rows_of_x, const void* x_rows,
                                  const void* h, const float* row_probs) const {
     const uniep::Problem& p = problem();
-    return {.x_rows = uniep::c_api::kept<uniep::bf16>(rows_of_x > 0, x_rows, rows_of_x * p.hidden,
-                                                      "x_rows"),
-            .h = uniep::c_api::kept<uniep::bf16>(!p.recompute_h, h,
-                                                 rows * halves(p) * p.intermediate, "h"),
-            .row_probs = uniep::c_api::read_only<float>(row_probs, rows, "row_probs")};
+    const bool keeps_x = p.save != uniep::Save::kNone;
+    return {
+        .x_rows = uniep::c_api::kept<uniep::bf16>(keeps_x, x_rows, rows_of_x * p.hidden, "x_rows"),
+        .h = uniep::c_api::kept<uniep::bf16>(!p.recompute_h, h, rows * halves(p) * p.intermediate,
+                                             "h"),
+        .row_probs = uniep::c_api::read_only<float>(row_probs, rows, "row_probs")};
   }
 
+  /// Of functions of the C API, some of which are several calls of `layer`.
+  uniep::Usage usage;
   uniep::Layer layer;
   const bool has_pool;
   const uniep::MemoryNeeds needs;
@@ -250,13 +251,13 @@ struct uniep_layer {
 
 namespace uniep::c_api {
 
-/// What is wrong with this rank's call, the other ranks hear of, too.
+/// What is wrong with this rank's call, the other ranks hear of, too, whatever it throws.
 template <class Prepare>
 auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
   try {
     return prepare();
-  } catch (const Error& error) {
-    if (collective) l.layer.backend().refuse_call(error);
+  } catch (...) {
+    if (collective) l.layer.backend().refuse_call(uniep::current_error());
     throw;
   }
 }

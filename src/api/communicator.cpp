@@ -12,7 +12,6 @@
 namespace uniep {
 namespace {
 
-/// Before others are joined: they are refused alike, as they run the same build.
 void require_backend(Backend backend) {
 #ifdef UNIEP_HAS_CUDA
   (void)backend;
@@ -39,7 +38,11 @@ Communicator communicator_of(Backend backend, GroupMember member) {
 }  // namespace
 
 Communicator Communicator::from_callbacks(const GroupOptions& options) {
-  require_backend(options.backend);
+  try {
+    require_backend(options.backend);
+  } catch (const Error& e) {
+    refuse_group(options, e);
+  }
   return communicator_of(options.backend, join_group(options));
 }
 

@@ -41,7 +41,8 @@ class GroupPasses {
         run_(std::move(run)),
         results_(results),
         gatherer_(layer.communicator().impl()->bootstrap(),
-                  tune::limit_of_search_ms(layer.communicator().rank())) {
+                  tune::limit_of_search_ms(layer.backend().wait_limit_ms(),
+                                           layer.communicator().rank())) {
     const Schedule baseline =
         parse_schedule("sequential", default_schedule(layer.communicator().backend()));
     // The layer refuses arguments before it writes any, and so before anything is overwritten here.
@@ -241,14 +242,16 @@ std::vector<std::int32_t> ids_of_all(Gatherer gatherer, const RoutingPlan& plan)
 TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneOptions& options,
                      ComparedResults& results, const Run& run) {
   const Communicator& member = layer.communicator();
+  member.impl()->usage.require_own_process();
   Bootstrap& bootstrap = member.impl()->bootstrap();
+  const int limit_ms = layer.backend().wait_limit_ms();
   const Problem& problem = layer.problem();
   const bool leads = member.rank() == 0;
   const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.layout(),
                                            problem.max_tokens, options.skew, pass);
   tune::TuneSettings settings;
   std::optional<RoutingPlan> plan;
-  agree(bootstrap, env_timeout_ms(), Stage::kPlan, call_text(pass, options), [&] {
+  agree(bootstrap, limit_ms, Stage::kPlan, call_text(pass, options), [&] {
     settings = settings_of(options, problem, key, leads);
     plan = plan_of();
     throw_if_any(plan->data().fault, problem,
@@ -280,8 +283,8 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
     if (error) std::rethrow_exception(error);
   };
   results.restore();
-  return from_bytes(agree(bootstrap, tune::limit_of_search_ms(member.rank()), Stage::kPlan, "tune",
-                          report, found)[0]);
+  return from_bytes(agree(bootstrap, tune::limit_of_search_ms(limit_ms, member.rank()),
+                          Stage::kPlan, "tune", report, found)[0]);
 }
 
 }  // namespace

@@ -17,4 +17,15 @@ inline Error error_of(const std::exception& e) {
   return {ErrorCode::kInternal, e.what()};
 }
 
+/// That of the exception that is being handled, whatever it is.
+inline Error current_error() {
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    return error_of(e);
+  } catch (...) {
+    return {ErrorCode::kInternal, "an exception of an unknown type"};
+  }
+}
+
 }  // namespace uniep

@@ -95,6 +95,7 @@ class CpuLayer final : public LayerBackend {
   [[noreturn]] void refuse_call(const Error& error) override;
 
   const Problem& problem() const override { return problem_; }
+  int wait_limit_ms() const override { return timeout_ms_; }
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override { return stats_; }
   std::vector<TimelineEvent> take_timeline() override { return std::exchange(timeline_, {}); }
@@ -134,8 +135,9 @@ class CpuLayer final : public LayerBackend {
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
   template <class Check>
-  void agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
-                         const Check& check);
+  /// Whole or of data alone, which is the same to the other ranks: weight gradients are a rank's
+  /// own.
+  void agree_to_backward(const Saved& saved, const Schedule& schedule, const Check& check);
   void run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
   /// What a pass stages for peers to pull.
@@ -404,8 +406,8 @@ std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
 }
 
 template <class Check>
-void CpuLayer::agree_to_backward(const char* pass, const Saved& saved, const Schedule& schedule,
-                                 const Check& check) {
+void CpuLayer::agree_to_backward(const Saved& saved, const Schedule& schedule, const Check& check) {
+  const char* pass = "backward";
   const std::string call = saved.data() == nullptr ? pass : call_text(pass, saved.plan(), schedule);
   agree(comm_, timeout_ms_, Stage::kEnter, call, check);
 }
@@ -414,7 +416,7 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
   const Schedule& schedule = *options.schedule;
   std::optional<PassOrder> order;
   std::byte* rows = nullptr;
-  agree_to_backward("backward", saved, schedule, [&] {
+  agree_to_backward(saved, schedule, [&] {
     check_backward(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kWhole);
@@ -432,7 +434,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
   const std::span<std::byte> given = options.memory.backward_rows;
   std::optional<PassOrder> order;
   std::shared_ptr<std::byte> rows = callers_memory(given.data());
-  agree_to_backward("backward_data", saved, schedule, [&] {
+  agree_to_backward(saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kData);
@@ -454,12 +456,15 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                 const CallOptions& options) {
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
-  check_backward_weights(problem_, communicator_, saved, args, schedule);
+  check_backward_weights(problem_, communicator_, saved, args, schedule, options.memory);
+  check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
   check_wave_events(options.waves, 0);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
-  const auto rows = std::exchange(saved.data()->backward_rows, std::nullopt);
-  run_backward(*saved.data(), rows->get(), order, {}, args);
+  const std::shared_ptr<std::byte> rows =
+      saved.data()->rows_of_weights(options.memory.backward_rows);
+  saved.data()->forget_backward_rows(rows);
+  run_backward(*saved.data(), rows.get(), order, {}, args);
   if (ends_pages(*saved.data(), PassPart::kWeights, options)) saved.data()->lease->give_back();
 }
 

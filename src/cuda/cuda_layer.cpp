@@ -105,6 +105,7 @@ class CudaLayer final : public LayerBackend {
   void synchronize() override;
 
   const Problem& problem() const override { return group_->problem(); }
+  int wait_limit_ms() const override { return group_->limit_ms(); }
   const Communicator& communicator() const override { return group_->communicator(); }
   const PassStats& last_pass() const override;
   std::vector<TimelineEvent> take_timeline() override;
@@ -328,16 +329,17 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   calls_.streams().require_same_in_threads();
   begin_memory();
   const Schedule& schedule = *options.schedule;
-  check_backward_weights(problem(), communicator(), saved, args, schedule);
+  check_backward_weights(problem(), communicator(), saved, args, schedule, options.memory);
+  check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
   require_supported(unsupported_reason(args, problem()));
   SavedData& data = *saved.data();
-  const std::shared_ptr<std::byte> rows = *data.backward_rows;
+  const std::shared_ptr<std::byte> rows = data.rows_of_weights(options.memory.backward_rows);
   if (calls_.captured()) data.keep_for_replays(rows);
   run_backward(data, rows.get(), PassPart::kWeights, {}, args, options);
-  data.backward_rows.reset();
+  data.forget_backward_rows(rows);
   return_pages(data, PassPart::kWeights, options);
 }
 

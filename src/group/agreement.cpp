@@ -18,8 +18,8 @@ std::optional<std::string> refusal(const std::function<void()>& check) {
   try {
     check();
     return std::nullopt;
-  } catch (const std::exception& e) {
-    return refusal_message(error_of(e));
+  } catch (...) {
+    return refusal_message(current_error());
   }
 }
 

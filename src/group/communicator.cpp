@@ -59,10 +59,8 @@ bool only_reports_a_peer(const std::exception_ptr& error) {
 std::string sentence_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return error_of(e).what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return current_error().what();
   }
 }
 
@@ -79,6 +77,7 @@ void fail(const Communicator& member, const std::exception_ptr& error) {
 
 void run_ranks(const std::vector<Communicator>& group,
                const std::function<void(Communicator&)>& body) {
+  for (const Communicator& member : group) member.impl()->usage.require_own_process();
   std::mutex mutex;
   std::exception_ptr first;  // first error, an original one preferred
   // Nobody begins before all can: a rank without a thread would leave the others waiting for it.

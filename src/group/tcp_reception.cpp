@@ -82,7 +82,7 @@ class Reception {
   /// Greets who has just come, and admits those who have answered; whoever has left or talks
   /// otherwise is dropped.
   void greet_visitors() {
-    for (Descriptor fd = accept_from(listener_); fd.valid(); fd = accept_from(listener_)) {
+    for (Descriptor fd = next_visitor(); fd.valid(); fd = next_visitor()) {
       Connection& visitor = visitors_.emplace_back(std::move(fd));
       visitor.send(FrameKind::kGreeting, to_bytes(greeting_));
       visitor.write_some();
@@ -91,6 +91,14 @@ class Reception {
       if (const auto frame = visitor.take()) admit(*frame, std::exchange(visitor, Connection()));
     }
     std::erase_if(visitors_, [](const Connection& v) { return !v.open() || v.ended(); });
+  }
+
+  Descriptor next_visitor() {
+    try {
+      return accept_from(listener_);
+    } catch (const Error& error) {
+      peers_.fail(error, 0);  // tells who is in
+    }
   }
 
   void admit(const Frame& frame, Connection visitor) {

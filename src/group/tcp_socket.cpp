@@ -134,6 +134,10 @@ int port_of(const Descriptor& socket) {
 
 Descriptor accept_from(const Descriptor& listener) {
   Descriptor fd(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  // Else nobody would be let in, and the listener have visitors for ever.
+  const bool too_many = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+  require(fd.valid() || !too_many, ErrorCode::kIo, "rank 0 cannot let another rank in (",
+          std::strerror(errno), "); more descriptors (ulimit -n) are accepted");
   if (fd.valid()) send_at_once(fd.get());
   return fd;
 }

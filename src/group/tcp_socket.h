@@ -27,7 +27,8 @@ Descriptor listen_at_any_port(const std::string& address);
 /// The port that a socket is bound to.
 int port_of(const Descriptor& socket);
 
-/// The next visitor of a listening socket; not valid where there is none.
+/// The next visitor of a listening socket; not valid where there is none. Throws Error(kIo) where
+/// this process has no descriptor for it.
 Descriptor accept_from(const Descriptor& listener);
 
 /// A connection to `address`:`port`; not valid where nobody answers until then, or where the name

@@ -199,6 +199,17 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
 
 namespace {
 
+/// Weight gradients of shared experts read tokens where they lie, when dx may be written already.
+void check_apart(const char* name, std::span<const bf16> tokens, std::span<const bf16> dx) {
+  const bf16* const tokens_end = tokens.data() + tokens.size();
+  const bf16* const dx_end = dx.data() + dx.size();
+  const bool apart = tokens.empty() || dx.empty() || std::less_equal<>()(tokens_end, dx.data()) ||
+                     std::less_equal<>()(dx_end, tokens.data());
+  require(apart, ErrorCode::kInvalidArgument, "dx shares memory with ", name,
+          ", which shared experts read until the end of a backward pass; memory of its own is "
+          "accepted");
+}
+
 void check_data_args(const Problem& problem, const RoutingPlan& plan,
                      const BackwardDataArgs& args) {
   const Sizes n = sizes(problem, plan);
@@ -206,6 +217,9 @@ void check_data_args(const Problem& problem, const RoutingPlan& plan,
   if (problem.save == Save::kNone || problem.shared_experts > 0) {
     check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none or shared experts,");
   }
+  if (problem.shared_experts == 0) return;
+  check_apart("dy", args.dy, args.dx);
+  check_apart("x", args.x, args.dx);
 }
 
 /// Between the parts of a pass all of its rows are kept.
@@ -228,10 +242,11 @@ void check_backward_data(const Problem& problem, const Communicator& communicato
 
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
                             const Saved& saved, const BackwardWeightsArgs& args,
-                            const Schedule& schedule) {
+                            const Schedule& schedule, const StepMemory& memory) {
   check_saved(problem, communicator, saved, schedule);
   check_room_for_parts(problem);
-  require(saved.data()->backward_rows.has_value(), ErrorCode::kInvalidArgument,
+  const bool has_rows = saved.data()->backward_rows.has_value() || !memory.backward_rows.empty();
+  require(has_rows, ErrorCode::kInvalidArgument,
           "saved holds no rows of a backward pass; backward_weights is accepted once after each "
           "backward_data on the same saved");
   check_sizes(sizes(problem, saved.plan()), args);

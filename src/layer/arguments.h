@@ -17,9 +17,10 @@ void check_forward(const Problem& problem, const Communicator& communicator,
 void check_backward_data(const Problem& problem, const Communicator& communicator,
                          const Saved& saved, const BackwardDataArgs& args,
                          const Schedule& schedule);
+/// `memory`: of the call.
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
                             const Saved& saved, const BackwardWeightsArgs& args,
-                            const Schedule& schedule);
+                            const Schedule& schedule, const StepMemory& memory);
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
                     const BackwardArgs& args, const Schedule& schedule);
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "layer/callers_memory.h"
@@ -70,6 +71,16 @@ struct SavedData {
   /// What a captured call reads or writes lives as long as this does, unless the caller keeps it.
   void keep_for_replays(const std::shared_ptr<std::byte>& of_call) {
     if (!is_callers(of_call)) captured_rows.push_back(of_call);
+  }
+
+  /// What backward_weights reads: the rows that the caller gives it, or those of the last
+  /// backward_data.
+  std::shared_ptr<std::byte> rows_of_weights(std::span<std::byte> given) const {
+    return given.empty() ? *backward_rows : callers_memory(given.data());
+  }
+  /// They are read once.
+  void forget_backward_rows(const std::shared_ptr<std::byte>& read) {
+    if (backward_rows && backward_rows->get() == read.get()) backward_rows.reset();
   }
 
   RoutingPlan plan;

@@ -166,6 +166,15 @@ TEST(CApi, SharedExpertsAreAskedForOrRefused) {
   backward.x = nullptr;
   expect_refused(uniep_backward(with.get(), &backward),
                  "rank 0: x is NULL; an address is accepted");
+  for (const bool over_x : {false, true}) {
+    backward = step.backward_call();
+    auto* const tokens = const_cast<void*>(over_x ? backward.x : backward.dy);
+    backward.dx = static_cast<bf16*>(tokens) + (over_x ? 8 : 0);
+    expect_refused(uniep_backward(with.get(), &backward),
+                   cat("rank 0: dx shares memory with ", over_x ? "x" : "dy",
+                       ", which shared experts read until the end of a backward pass; memory of "
+                       "its own is accepted"));
+  }
   step.backward(1);  // the rest is not collective
   for (const void* uniep_backward_call::*token :
        {&uniep_backward_call::x, &uniep_backward_call::dy}) {

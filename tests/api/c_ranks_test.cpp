@@ -4,6 +4,7 @@
 #include <barrier>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <thread>
 
 #include "api/c_steps.h"
@@ -188,6 +189,85 @@ TEST(CApiRanks, HearOfARankThatRefusesItsCall) {
   expect_same_bits(result, reference::contract(data), "after refusals");
 }
 
+/// Whatever a rank's own function throws, the others hear of, and the layer stays usable.
+TEST(CApiRanks, HearOfARankWhoseAllocationThrows) {
+  const LayerData data = plain_layer(2);
+  const workload::Split split(data, 2);
+  LayerResult result = workload::make_result(data, {});
+  const decltype(uniep_forward_call::allocate) kThrow[] = {
+      [](void*, const uniep_memory_needs*, uniep_row_memory*) -> int { throw std::bad_alloc(); },
+      [](void*, const uniep_memory_needs*, uniep_row_memory*) -> int { throw 42; }};
+  on_ranks(2, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    for (const auto throws : kThrow) {
+      uniep_forward_call forward = step.forward();
+      if (rank == 1) {
+        forward.memory = {};
+        forward.allocate = throws;
+      }
+      EXPECT_NE(uniep_forward(layer, &forward), 0);
+      const std::string said = uniep_last_error();
+      EXPECT_EQ(said.rfind("rank 1: ", 0), 0U) << said;
+    }
+    const uniep_forward_call forward = step.forward();
+    expect_ok(uniep_forward(layer, &forward));
+    const uniep_backward_call backward = step.backward();
+    expect_ok(uniep_backward(layer, &backward));
+  });
+  expect_same_bits(result, reference::contract(data), "after refusals");
+}
+
+/// Memory for a forward, asked for when a second thread calls the layer, too.
+struct Interrupted {
+  uniep_layer* layer;
+  uniep_row_memory memory;
+  std::int64_t rows = 0;
+  std::vector<std::string> said{};
+
+  static int allocate(void* context, const uniep_memory_needs* needs, uniep_row_memory* memory) {
+    auto& self = *static_cast<Interrupted*>(context);
+    self.rows = needs->rows;
+    *memory = self.memory;
+    std::thread([&] {
+      const uniep_forward_call forward{};
+      const uniep_backward_call backward{};
+      for (const int code :
+           {uniep_forward(self.layer, &forward), uniep_backward(self.layer, &backward),
+            uniep_layer_synchronize(self.layer)}) {
+        EXPECT_NE(code, 0);
+      }
+      self.said.emplace_back(uniep_last_error());
+    }).join();
+    return 0;
+  }
+};
+
+/// A call of another thread is that rank's mistake, of which the others hear nothing.
+TEST(CApiRanks, GoOnBesideACallOfASecondThread) {
+  const LayerData data = plain_layer(2);
+  const workload::Split split(data, 2);
+  LayerResult result = workload::make_result(data, {});
+  on_ranks(2, split.problem(), [&](int rank, uniep_layer* layer) {
+    RankStep step(split, rank, result);
+    uniep_forward_call forward = step.forward();
+    Interrupted interrupted{layer, forward.memory};
+    if (rank == 1) {
+      forward.memory = {};
+      forward.allocate = Interrupted::allocate;
+      forward.allocate_context = &interrupted;
+    }
+    expect_ok(uniep_forward(layer, &forward));
+    uniep_backward_call backward = step.backward();
+    backward.rows = interrupted.rows;
+    expect_ok(uniep_backward(layer, &backward));
+    for (const std::string& said : interrupted.said) {
+      EXPECT_NE(said.find("another thread is in a call"), std::string::npos) << said;
+    }
+    EXPECT_EQ(interrupted.said.size(), static_cast<std::size_t>(rank));
+  });
+  expect_same_bits(result, reference::contract(data), "beside another thread");
+}
+
 /// Nobody waits for a rank whose config describes no group.
 TEST(CApiRanks, HearOfARankThatRefusesItsGroup) {
   const std::function<void(uniep_group_config&)> spoils[] = {
@@ -207,6 +287,20 @@ TEST(CApiRanks, HearOfARankThatRefusesItsGroup) {
       EXPECT_EQ(group, nullptr);
     });
   }
+}
+
+/// Nor for one that has nowhere to put it.
+TEST(CApiRanks, HearOfARankWithoutAPlaceForItsGroup) {
+  in_seats(2, [&](const uniep_group_config& config) {
+    std::int32_t hosts = 0, local_ranks = 0;
+    uniep_group* group = nullptr;
+    const bool wrong = config.rank == 1;
+    EXPECT_EQ(uniep_group_find_hosts(&config, wrong ? nullptr : &hosts, &local_ranks), 1);
+    EXPECT_STATES(uniep_last_error(), "rank 1: hosts is NULL; an address is accepted");
+    EXPECT_EQ(uniep_group_create(&config, wrong ? nullptr : &group), 1);
+    EXPECT_STATES(uniep_last_error(), "rank 1: group is NULL; an address is accepted");
+    EXPECT_EQ(group, nullptr);
+  });
 }
 
 /// Nobody waits for a rank whose arguments make no layer; the group stays usable.

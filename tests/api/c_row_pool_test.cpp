@@ -106,6 +106,38 @@ TEST_F(CPool, StepsTakePagesAndGiveThemBack) {
   uniep_row_pool_destroy(nullptr);
 }
 
+/// The rows of part 1 say whose weight gradients part 2 computes, also behind another part 1.
+TEST_F(CPool, PartsThatAreUnderWayKeepTheirRows) {
+  uniep_saved* const saved = forward();
+  GuardedMemory rows[] = {GuardedMemory(needs_.backward_rows), GuardedMemory(needs_.backward_rows)};
+  const auto part = [&](int number, const GuardedMemory& memory, const auto& change) {
+    uniep_backward_call call = backward_call(saved, number);
+    call.backward_rows = memory.data();
+    call.keep_pages = 1;
+    change(call);
+    expect_ok(uniep_backward(layer_, &call));
+  };
+  part(1, rows[0], [](auto&) {});
+  std::vector<bf16> other_dy(data_.dy.rbegin(), data_.dy.rend());
+  LayerResult other = result_;
+  part(1, rows[1], [&](auto& c) {
+    c.dy = other_dy.data();
+    c.dx = other.dx.data();
+    c.dprobs = other.dprobs.data();
+  });
+  part(2, rows[0], [](auto&) {});
+  expect_same_bits(result_, reference::contract(data_), "of the first part 1");
+  part(2, rows[1], [&](auto& c) {
+    c.dw1 = other.dw1.data();
+    c.dw2 = other.dw2.data();
+  });
+  LayerData reversed = data_;
+  reversed.dy = other_dy;
+  expect_same_bits(other.dw1, reference::contract(reversed).dw1, "dw1", "of the second part 1");
+  uniep_saved_destroy(saved);
+  EXPECT_EQ(held(), 0);
+}
+
 TEST_F(CPool, WhatIsGivenTwiceOrNotAtAllIsRefused) {
   uniep_saved* saved = nullptr;
   const auto forward_refused = [&](const char* sentence, const auto& change) {
@@ -137,10 +169,6 @@ TEST_F(CPool, WhatIsGivenTwiceOrNotAtAllIsRefused) {
                    [&](auto& c) { c.rows = 128; });
   backward_refused("rank 0: keep_pages is 2; 0 and 1 are accepted", 0,
                    [&](auto& c) { c.keep_pages = 2; });
-  backward_refused(
-      "backward_rows is given to part 2, which takes those of part 1 where the layer has a row "
-      "pool; NULL is accepted",
-      2, [&](auto& c) { c.backward_rows = memory.data(); });
   uniep_saved_destroy(saved);
 
   const CLayer plain(cpp_);

@@ -50,6 +50,11 @@ TEST(CApi, ASearchIsStoppedAndRefused) {
   EXPECT_EQ(found.stored, 0);
 
   config = short_search();
+  config.stop = [](void*) -> int { throw 42; };
+  expect_refused(uniep_tune_forward(layer.get(), &forward, &config, &found),
+                 "rank 0: an exception of an unknown type", ErrorCode::kInternal);
+
+  config = short_search();
   config.budget_s = -1;
   expect_refused(uniep_tune_forward(layer.get(), &forward, &config, &found),
                  "rank 0: options.budget_s is -1; 0.1 to 86400 is accepted");

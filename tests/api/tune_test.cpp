@@ -157,6 +157,19 @@ TEST(Tune, ABudgetThatDoesNotReachForARoundSaysWhichWould) {
   EXPECT_TRUE(tune::TuneCache(cache.path()).load().entries.empty());
 }
 
+/// As every other wait of the layer, not only as the environment says.
+TEST(Tune, WaitsAsLongAsItsLayerDoes) {
+  const TunedCache cache;
+  LayerGroup group(plain_layer(2), 2);
+  group.make_layers([](int) { return LayerOptions{.timeout_ms = 1000}; });
+  group.make_plans();
+  const auto outcomes = group.attempt([&](int rank) {
+    if (rank == 1) return;  // never comes
+    (void)tune_forward(group.layer(0), group.plan(0), group.forward_args(0), short_search());
+  });
+  expect_names(outcomes[0].what(), "wait expired after 1000 ms");
+}
+
 TEST(Tune, OptionsThatDifferByRankAreRefused) {
   const TunedCache cache;
   Tuned group(2);

@@ -5,6 +5,8 @@
 #include <latch>
 #include <thread>
 
+#include "api/c_steps.h"
+#include "api/c_support.h"
 #include "base/check.h"
 #include "reference/contract.h"
 #include "support/expect_error.h"
@@ -120,6 +122,44 @@ TEST(Fork, OtherRanksHearNothingOfIt) {
       });
     }
     for (int i = 0; i < 3; ++i) steps->run();
+    return std::string("fine");
+  });
+  for (const Crew::End& end : crew.ends()) EXPECT_EQ(end.said, "fine");
+}
+
+// Whatever a child calls, right or wrong, in C or in C++, the parent's group goes on.
+TEST(Fork, CallsOfAChildDoNotReachOtherRanks) {
+  const LayerData data = plain_layer(2);
+  const Common<MeetingPlace> place;
+  Crew crew(2, [&](int rank) {
+    const Communicator member = Communicator::from_callbacks(place->options(rank, 2));
+    Steps steps(data, 2, rank, member);
+    steps.run();
+    uniep_group group{member};
+    const uniep_problem problem = c_problem(steps.split.problem());
+    uniep_layer* layer = nullptr;
+    expect_ok(uniep_layer_create(&group, &problem, nullptr, &layer));
+    if (rank == 1) {
+      const std::string said = in_child([&] {
+        const uniep_forward_call forward{};
+        const uniep_backward_call backward{};
+        const uniep_problem none{};
+        uniep_layer* another = nullptr;
+        std::string unsupported;
+        for (const int code :
+             {uniep_forward(layer, &forward), uniep_backward(layer, &backward),
+              uniep_layer_synchronize(layer), uniep_tune_forward(layer, &forward, nullptr, nullptr),
+              uniep_layer_create(&group, &none, nullptr, &another)}) {
+          unsupported += cat(code == 1 + static_cast<int>(ErrorCode::kUnsupported));
+        }
+        const auto said = sentence_of([&] { run_ranks({member}, [](Communicator&) {}); });
+        unsupported += cat(said.starts_with(cat(static_cast<int>(ErrorCode::kUnsupported), ":")));
+        return unsupported;
+      });
+      EXPECT_EQ(said, "111111");
+    }
+    for (int i = 0; i < 3; ++i) steps.run();
+    uniep_layer_destroy(layer);
     return std::string("fine");
   });
   for (const Crew::End& end : crew.ends()) EXPECT_EQ(end.said, "fine");

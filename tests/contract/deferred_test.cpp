@@ -187,18 +187,65 @@ TEST(DeferredWeights, AreNotCollective) {
   group.expect_contract("rank after rank");
 }
 
-/// A rank that calls another part than its peers is told, like any other disagreement.
-TEST(DeferredWeights, APartAndTheWholeDoNotMix) {
-  LayerGroup group(plain_layer(2), 2);
+/// As where all experts of a rank are frozen, and it leaves out their gradients.
+TEST(DeferredWeights, ARankMayLeaveOutWhatOthersCompute) {
+  for (const char* preset : kPresets) {
+    SCOPED_TRACE(preset);
+    LayerGroup group(plain_layer(3), 3);
+    group.make_layers();
+    group.make_plans();
+    const Schedule schedule = parse_schedule(cat(preset, ",tile_m=16,workers=2"));
+    group.each([&](int rank) {
+      group.forward(rank);
+      const BackwardArgs args = group.backward_args(rank);
+      if (rank == 1) {
+        group.layer(rank).backward_data(group.saved(rank), data_args(args), schedule);
+      } else {
+        group.layer(rank).backward(group.saved(rank), args, schedule);
+      }
+    });
+    group.layer(1).backward_weights(group.saved(1), weights_args(group.backward_args(1)));
+    group.expect_contract("rank 1 later");
+  }
+}
+
+/// Rows of the caller's say which backward_data it is: not the last one on the same saved.
+TEST(DeferredWeights, OfEachOfSeveralPassesOnOneForward) {
+  const LayerData data = plain_layer(2);
+  LayerGroup group(data, 2);
   group.make_layers();
   group.make_plans();
-  group.each([&](int rank) { group.forward(rank); });
-  const auto outcomes = group.attempt([&](int rank) {
-    if (rank == 0) return group.backward(rank);
-    group.layer(rank).backward_data(group.saved(rank), data_args(group.backward_args(rank)));
+  group.each([&](int rank) {
+    Layer& layer = group.layer(rank);
+    group.forward(rank);
+    const BackwardArgs args = group.backward_args(rank);
+    const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, 2);
+    std::vector<std::max_align_t> memory[2];
+    CallOptions options;
+    const auto in_memory_of = [&](int pass) {
+      memory[pass].resize(static_cast<std::size_t>(needs.backward_rows) / sizeof(memory[0][0]) + 1);
+      auto* const first = reinterpret_cast<std::byte*>(memory[pass].data());
+      options.memory.backward_rows = {first, static_cast<std::size_t>(needs.backward_rows)};
+      return options;
+    };
+    layer.backward_data(group.saved(rank), data_args(args), in_memory_of(0));
+    std::vector<bf16> other_dy(args.dy.begin(), args.dy.end());
+    std::ranges::reverse(other_dy);
+    std::vector<bf16> dx(args.dx.size());
+    std::vector<float> dprobs(args.dprobs.size());
+    BackwardDataArgs other = data_args(args);
+    other.dy = other_dy;
+    other.dx = dx;
+    other.dprobs = dprobs;
+    layer.backward_data(group.saved(rank), other, in_memory_of(1));
+    layer.backward_weights(group.saved(rank), weights_args(args), in_memory_of(0));
   });
-  for (const Outcome& o : outcomes)
-    EXPECT_EQ(o.what().rfind("ranks disagree: ", 0), 0u) << o.what();
+  group.expect_contract("of the first pass");
+  std::byte one{};
+  expect_invalid("memory.backward_rows", [&] {
+    group.layer(0).backward_weights(group.saved(0), weights_args(group.backward_args(0)),
+                                    {.memory = {.backward_rows = {&one, 1}}});
+  });
 }
 
 }  // namespace

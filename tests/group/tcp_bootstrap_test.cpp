@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -240,6 +241,22 @@ TEST(TcpBootstrap, NobodyListens) {
             timeout(1, "connect", 0, 2, 1, 100));
   const std::string unknown = thrown_by([&] { TcpBootstrap(1, 2, "no such host", port, kLimit); });
   EXPECT_NE(unknown.find("MASTER_ADDR is 'no such host'"), std::string::npos) << unknown;
+}
+
+TEST(TcpBootstrap, WhereRankZeroHasNoDescriptorsItSaysSo) {
+  const auto said = forked_ranks(2, [port = free_tcp_port()](int rank) {
+    if (rank == 0) {
+      // One more than there are: the listening socket's.
+      const int next = dup(STDOUT_FILENO);
+      close(next);
+      const rlimit limit{static_cast<rlim_t>(next) + 1, static_cast<rlim_t>(next) + 1};
+      EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    }
+    return thrown_by(
+        [&] { TcpBootstrap(rank, 2, "127.0.0.1", port, rank == 0 ? kLimit : kShort); });
+  });
+  EXPECT_NE(said[0].find("ulimit -n"), std::string::npos) << said[0];
+  EXPECT_NE(said[1], "nothing");
 }
 
 TEST(TcpBootstrap, ARankOfAnotherWorldSizeIsTurnedAway) {

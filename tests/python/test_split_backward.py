@@ -238,6 +238,58 @@ def test_pages_go_back_with_the_graph() -> None:
     assert pool.free_pages == free
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pool", [None, 1 << 22])
+def test_weight_gradients_are_those_of_their_own_backward(pool: int | None, device: str) -> None:
+    """Behind others of the same forward, whose rows a pool's pages do not hold."""
+    layer = Layer(make_case().to(device), row_pool=pool)
+    wanted = layer.whole()
+    other = layer.dy.flip(0)
+    for keep in (True, False):
+        out = layer()
+        of(out, layer.data, layer.dy, keep=True)
+        of(out, layer.data, other, keep=keep)
+        same(of(out, layer.weights, layer.dy, keep=False), wanted[2:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pool", [None, 1 << 22])
+def test_deferred_weights_of_several_backwards(pool: int | None, device: str) -> None:
+    deferred = uniep.DeferredWeights()
+    layer = Layer(make_case().to(device), row_pool=pool, deferred=deferred)
+    wanted = Layer(make_case().to(device)).whole()[2:]
+    out = layer()
+    out.backward(layer.dy, retain_graph=True)
+    of(out, layer.data, layer.dy.flip(0), keep=True)
+    uniep.backward_weights(deferred)
+    same([weight.grad for weight in layer.weights], wanted)
+    for _ in range(2):
+        out.backward(layer.dy, retain_graph=True)
+    uniep.backward_weights(deferred)
+    same([weight.grad for weight in layer.weights], [w + w + w for w in wanted])
+
+
+def _frozen_on_one_rank() -> list[Tensor]:
+    case = make_case()
+    part = case.part(dist.get_rank(), 2)
+    found: list[Tensor] = []
+    for options in ({}, {"row_pool": 1 << 22}, {"backward_rows": 256}):
+        layer = Layer(part, group=dist.group.WORLD, max_tokens=case.x.shape[0], **options)
+        whole = layer.whole()
+        if dist.get_rank() == 0:
+            for weight in layer.weights:
+                weight.requires_grad_(False)
+        asked = layer.data + [weight for weight in layer.weights if weight.requires_grad]
+        same(of(layer(), asked, layer.dy, keep=False), whole[: len(asked)])
+        found = whole[:2]
+    return found
+
+
+def test_a_rank_may_have_frozen_all_of_its_experts() -> None:
+    found = [torch.cat(parts) for parts in zip(*run_ranks(2, _frozen_on_one_rank), strict=True)]
+    same(found, Layer(make_case()).whole()[:2])
+
+
 def test_within_a_checkpoint_forward_runs_again_once() -> None:
     layer = layer_on("cpu")
     wanted = layer.whole()

@@ -83,7 +83,9 @@ LayerSchedules look_up_schedules(Backend backend, const Problem& problem, const 
           look_up(backend, problem, layout, skew, Pass::kBackward)};
 }
 
-int limit_of_search_ms(int rank) { return env_timeout_ms() + (rank == 0 ? 0 : kLongestChoiceMs); }
+int limit_of_search_ms(int limit_ms, int rank) {
+  return limit_ms + (rank == 0 ? 0 : kLongestChoiceMs);
+}
 
 LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms, int choice_ms,
                                   const std::string& call,

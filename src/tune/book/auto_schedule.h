@@ -32,8 +32,9 @@ void read_caches_again();
 /// Longer than the model needs for any layer: what `look_up_schedules` on rank 0 may take.
 inline constexpr int kLongestChoiceMs = 60000;
 
-/// Limit in milliseconds of waits of `rank` in a search: rank 0 may be choosing what to measure.
-int limit_of_search_ms(int rank);
+/// Limit in milliseconds of waits of `rank` in a search, in a layer whose waits have `limit_ms`:
+/// rank 0 may be choosing what to measure.
+int limit_of_search_ms(int limit_ms, int rank);
 
 /// Collective: what `choose` returns on rank 0, the only one that calls it, on all ranks. Where it
 /// throws, or `call` (what is chosen, in words) differs by rank, all ranks throw the same Error. A
