@@ -7,6 +7,7 @@ rank, that is enough.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -250,7 +251,9 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
 
     Experts of every :class:`uniep.MoELayer` in it are DTensors over the layer's group, sharded by
     expert; all else is as in ``module.state_dict()``. Tensors share memory with the module, so
-    loading into this dict loads the module, saved with any other number of ranks::
+    loading into this dict loads the module, saved with any other number of ranks. Of what is a copy
+    there, as rearranged weights behind ``uniep.transformers.use``, a warning says that
+    ``module.load_state_dict`` has to follow::
 
         dcp.save(distributed_state_dict(model), checkpoint_id=folder)
         dcp.load(distributed_state_dict(model), checkpoint_id=folder)
@@ -272,6 +275,7 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
             f"state_dict() of the module lacks the parameters {', '.join(names)}, as where a hook "
             "puts copies in their place; one that has the parameters themselves is accepted"
         )
+    _warn_of_copies(module, state)
     meshes: dict[int, Any] = {}
     for name, value in state.items():
         if id(value) in experts:
@@ -280,6 +284,19 @@ def distributed_state_dict(module: nn.Module) -> dict[str, Any]:
         elif isinstance(value, Tensor):
             state[name] = value.detach()
     return state
+
+
+def _warn_of_copies(module: nn.Module, state: dict[str, Any]) -> None:
+    """Where loading into `state` would not load the module."""
+    own = {id(value) for value in state.values()}
+    copies = [name for name, parameter in module.named_parameters() if id(parameter) not in own]
+    if copies:
+        warnings.warn(
+            f"state_dict() of the module has copies of {len(copies)} parameters, {copies[0]} for "
+            "one, which may be saved; what is loaded into them reaches the module by "
+            "module.load_state_dict(...) of this dict",
+            stacklevel=3,
+        )
 
 
 def distributed_optimizer_state_dict(

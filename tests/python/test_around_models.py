@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from ranks import cpu_mesh, run_ranks
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -32,6 +34,7 @@ from model_cases import (
 import uniep.transformers
 from uniep._transformers_experts import is_packed
 from uniep._transformers_shared import names_of_shared
+from uniep.checkpoint import distributed_state_dict
 
 IN_PASS = {"shared_experts": "fused"}
 
@@ -245,6 +248,30 @@ def sharded_then_apart() -> list[tuple[Tensor, dict[str, Tensor]]]:
     uniep.transformers.use(model)
     assert all(isinstance(block, FSDPModule) for block in blocks)
     return [*found, step(model, tokens())]
+
+
+@pytest.mark.parametrize(("kind", "copied"), [("gpt_oss", True), ("qwen3_moe", False)])
+def test_what_a_checkpoint_loads_reaches_a_model(kind: str, copied: bool, tmp_path: Path) -> None:
+    """Or a warning says what is missing: a state dict has copies of rearranged weights."""
+
+    def used() -> Any:
+        model = small(kind)
+        uniep.transformers.use(model)
+        return model
+
+    model, other = used(), used()
+    for parameter in other.parameters():
+        torch.nn.init.ones_(parameter)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dcp.save(distributed_state_dict(model), checkpoint_id=tmp_path, no_dist=True)
+        state = distributed_state_dict(other)
+        dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    assert any("load_state_dict" in str(w.message) for w in told) == copied
+    if copied:
+        other.load_state_dict(state)
+    wanted = dict(model.named_parameters())
+    assert all(torch.equal(own, wanted[name]) for name, own in other.named_parameters())
 
 
 def test_shared_experts_leave_the_pass_after_fsdp() -> None:
