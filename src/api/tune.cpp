@@ -11,11 +11,11 @@
 
 #include "api/compared_results.h"
 #include "base/check.h"
-#include "base/env.h"
 #include "base/quantile.h"
 #include "group/agreement.h"
 #include "group/communicator_impl.h"
 #include "group/gatherer.h"
+#include "layer/backend.h"
 #include "plan/plan_data.h"
 #include "tune/book/auto_schedule.h"
 #include "tune/book/tune_key.h"
@@ -40,9 +40,9 @@ class GroupPasses {
       : layer_(layer),
         run_(std::move(run)),
         results_(results),
-        gatherer_(layer.communicator().impl()->bootstrap(),
-                  tune::limit_of_search_ms(layer.backend().wait_limit_ms(),
-                                           layer.communicator().rank())) {
+        gatherer_(
+            layer.communicator().impl()->bootstrap(),
+            tune::limit_of_search_ms(layer.backend().limit_ms(), layer.communicator().rank())) {
     const Schedule baseline =
         parse_schedule("sequential", default_schedule(layer.communicator().backend()));
     // The layer refuses arguments before it writes any, and so before anything is overwritten here.
@@ -244,7 +244,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   const Communicator& member = layer.communicator();
   member.impl()->usage.require_own_process();
   Bootstrap& bootstrap = member.impl()->bootstrap();
-  const int limit_ms = layer.backend().wait_limit_ms();
+  const int limit_ms = layer.backend().limit_ms();
   const Problem& problem = layer.problem();
   const bool leads = member.rank() == 0;
   const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.layout(),

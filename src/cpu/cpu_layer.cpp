@@ -95,7 +95,7 @@ class CpuLayer final : public LayerBackend {
   [[noreturn]] void refuse_call(const Error& error) override;
 
   const Problem& problem() const override { return problem_; }
-  int wait_limit_ms() const override { return timeout_ms_; }
+  int limit_ms() const override { return timeout_ms_; }
   const Communicator& communicator() const override { return communicator_; }
   const PassStats& last_pass() const override { return stats_; }
   std::vector<TimelineEvent> take_timeline() override { return std::exchange(timeline_, {}); }

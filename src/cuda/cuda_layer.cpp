@@ -105,7 +105,7 @@ class CudaLayer final : public LayerBackend {
   void synchronize() override;
 
   const Problem& problem() const override { return group_->problem(); }
-  int wait_limit_ms() const override { return group_->limit_ms(); }
+  int limit_ms() const override { return group_->limit_ms(); }
   const Communicator& communicator() const override { return group_->communicator(); }
   const PassStats& last_pass() const override;
   std::vector<TimelineEvent> take_timeline() override;

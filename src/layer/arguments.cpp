@@ -1,5 +1,7 @@
 #include "layer/arguments.h"
 
+#include <functional>
+
 #include "base/check.h"
 #include "layer/expert_places.h"
 #include "layout/workspace.h"

@@ -24,7 +24,7 @@ class LayerBackend {
   /// In place of a collective call that this rank cannot even begin: tells the others, and throws.
   [[noreturn]] virtual void refuse_call(const Error& error) = 0;
   virtual const Problem& problem() const = 0;
-  virtual int wait_limit_ms() const = 0;  ///< LayerOptions::timeout_ms, or what stands for it
+  virtual int limit_ms() const = 0;  ///< LayerOptions::timeout_ms, or what stands for it
   virtual const Communicator& communicator() const = 0;
   virtual const PassStats& last_pass() const = 0;
   virtual std::vector<TimelineEvent> take_timeline() = 0;

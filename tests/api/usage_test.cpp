@@ -152,8 +152,9 @@ TEST(Fork, CallsOfAChildDoNotReachOtherRanks) {
               uniep_layer_create(&group, &none, nullptr, &another)}) {
           unsupported += cat(code == 1 + static_cast<int>(ErrorCode::kUnsupported));
         }
-        const auto said = sentence_of([&] { run_ranks({member}, [](Communicator&) {}); });
-        unsupported += cat(said.starts_with(cat(static_cast<int>(ErrorCode::kUnsupported), ":")));
+        const auto of_ranks = sentence_of([&] { run_ranks({member}, [](Communicator&) {}); });
+        unsupported +=
+            cat(of_ranks.starts_with(cat(static_cast<int>(ErrorCode::kUnsupported), ":")));
         return unsupported;
       });
       EXPECT_EQ(said, "111111");

@@ -7,7 +7,9 @@
 #include "contract/contract_testing.h"
 #include "layer/arguments.h"
 #include "layer/saved_data.h"
+#include "layout/workspace.h"
 #include "support/expect_error.h"
+#include "support/guarded_memory.h"
 #include "support/layer_group.h"
 
 namespace uniep::testing {
@@ -220,13 +222,10 @@ TEST(DeferredWeights, OfEachOfSeveralPassesOnOneForward) {
     group.forward(rank);
     const BackwardArgs args = group.backward_args(rank);
     const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, 2);
-    std::vector<std::max_align_t> memory[2];
-    CallOptions options;
+    const GuardedMemory memory[] = {GuardedMemory(needs.backward_rows),
+                                    GuardedMemory(needs.backward_rows)};
     const auto in_memory_of = [&](int pass) {
-      memory[pass].resize(static_cast<std::size_t>(needs.backward_rows) / sizeof(memory[0][0]) + 1);
-      auto* const first = reinterpret_cast<std::byte*>(memory[pass].data());
-      options.memory.backward_rows = {first, static_cast<std::size_t>(needs.backward_rows)};
-      return options;
+      return CallOptions{.memory = {.backward_rows = memory[pass].bytes()}};
     };
     layer.backward_data(group.saved(rank), data_args(args), in_memory_of(0));
     std::vector<bf16> other_dy(args.dy.begin(), args.dy.end());
@@ -242,10 +241,14 @@ TEST(DeferredWeights, OfEachOfSeveralPassesOnOneForward) {
   });
   group.expect_contract("of the first pass");
   std::byte one{};
-  expect_invalid("memory.backward_rows", [&] {
-    group.layer(0).backward_weights(group.saved(0), weights_args(group.backward_args(0)),
-                                    {.memory = {.backward_rows = {&one, 1}}});
-  });
+  const RowLayout needed(group.layer(0).problem(), group.saved(0).data()->rows, Pass::kBackward);
+  expect_invalid(cat("memory.backward_rows has 1 bytes; ", needed.bytes,
+                     " or more are accepted (Layer::memory_needs)"),
+                 [&] {
+                   group.layer(0).backward_weights(group.saved(0),
+                                                   weights_args(group.backward_args(0)),
+                                                   {.memory = {.backward_rows = {&one, 1}}});
+                 });
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "base/env.h"
 #include "group/agreement.h"
 #include "tune/book/tune_key.h"
 

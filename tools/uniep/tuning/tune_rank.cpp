@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/env.h"
 #include "tune/book/auto_schedule.h"
 
 namespace uniep::tool {
@@ -9,7 +10,8 @@ namespace uniep::tool {
 TuneRank::TuneRank(const BenchCase& bench, Pass pass, const Communicator& member,
                    BenchDevice& device, const Schedule& baseline, bool record_timeline)
     : pass_(pass),
-      gatherer_(device.bootstrap(member), tune::limit_of_search_ms(member.rank())),
+      gatherer_(device.bootstrap(member),
+                tune::limit_of_search_ms(env_timeout_ms(), member.rank())),
       layer_(bench, pass == Pass::kBackward, member, device, record_timeline) {
   layer_.keep_baseline(baseline);
   if (pass == Pass::kBackward) layer_.prepare_backward(baseline);
