@@ -103,6 +103,28 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
   }
 }
 
+/// Backward takes what forward has asked for, however little that is.
+TEST(CApi, ALayerForNoTokensAsksForMemoryThatBackwardTakes) {
+  for (const Save save : kSaves) {
+    Problem problem = problem_of_batches(save, save == Save::kNone);
+    problem.max_tokens = 0;
+    const CLayer layer(problem);
+    LayerData none = batch(1);
+    none.tokens = 0;
+    none.topk_ids.clear();
+    none.topk_probs.clear();
+    none.x.clear();
+    none.dy.clear();
+    CStep step(layer, none);
+    ExactMemory exact{layer};
+    const uniep_forward_call forward = exact.forward_call(step);
+    expect_ok(uniep_forward(layer.get(), &forward));
+    const uniep_backward_call backward = exact.backward_call(step, 0);
+    expect_ok(uniep_backward(layer.get(), &backward));
+    step.expect_contract(cat("no tokens, save ", name(save)));
+  }
+}
+
 /// A search's passes work in it, too, and leave there what backward reads.
 TEST(CApi, ASearchUsesTheMemoryThatItAskedFor) {
   const TunedCache cache;
