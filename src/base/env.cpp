@@ -170,7 +170,7 @@ std::vector<UnknownVariable> unknown_environment_variables() {
 
 int env_timeout_ms() {
   const char* text = value_of("UNIEP_TIMEOUT_MS");
-  return text == nullptr ? 30000
+  return text == nullptr ? kUsualWaitMs
                          : static_cast<int>(number("UNIEP_TIMEOUT_MS", text, 1, kLongestWaitMs));
 }
 

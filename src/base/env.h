@@ -31,7 +31,9 @@ std::vector<UnknownVariable> unknown_environment_variables();
 /// count up to it, and a quarter more, in 32 bits.
 inline constexpr int kLongestWaitMs = 3000000;
 
-/// UNIEP_TIMEOUT_MS: limit of every wait in milliseconds.
+inline constexpr int kUsualWaitMs = 30000;
+
+/// UNIEP_TIMEOUT_MS: limit of every wait in milliseconds; unset: kUsualWaitMs.
 int env_timeout_ms();
 
 /// UNIEP_CPU_LINK_GBPS: speed of the emulated link between CPU ranks in 1e9 bytes per second and

@@ -20,11 +20,21 @@ struct EnvironmentCard {
 /// Alone on a rank what is wrong with its environment would leave the others without a reason.
 std::string environment_card(TcpBootstrap& bootstrap) {
   try {
+    (void)env_timeout_ms();
     const EnvironmentCard own{.process = this_process(), .hosts = env_hosts()};
     return std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + host_id();
   } catch (const Error& e) {
     bootstrap.abandon(e.what());
     throw;
+  }
+}
+
+/// That of the environment. If it is wrong there, the usual one until the others have been told.
+int limit_of_joining() {
+  try {
+    return env_timeout_ms();
+  } catch (const Error&) {
+    return kUsualWaitMs;
   }
 }
 
@@ -74,7 +84,7 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
 
 GroupMember join_group_of_environment() {
   const auto environment = process_environment();
-  return environment ? join_group(*environment, env_timeout_ms()) : alone();
+  return environment ? join_group(*environment, limit_of_joining()) : alone();
 }
 
 }  // namespace uniep

@@ -257,14 +257,41 @@ TEST(JoinGroup, ARankThatDiesBeforeItHasJoinedIsNamedAtOnce) {
   }
 }
 
+/// As a launcher would set it for two ranks.
+void join_environment(int rank, int port) {
+  setenv("RANK", cat(rank).c_str(), 1);
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("LOCAL_RANK", cat(rank).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", cat(port).c_str(), 1);
+}
+
+/// What is wrong with the environment of one rank, the others hear of at once.
+TEST(JoinGroup, ARankWithAWrongEnvironmentTellsTheOthers) {
+  for (const auto& [name, value] :
+       {std::pair("UNIEP_TIMEOUT_MS", "soon"), std::pair("UNIEP_HOSTS", "some")}) {
+    const int port = free_tcp_port();
+    Crew crew(2, [&](int rank) {
+      if (rank == 1) setenv(name, value, 1);
+      join_environment(rank, port);
+      try {
+        (void)Communicator::cpu_from_environment();
+      } catch (const Error& e) {
+        return std::string(e.what());
+      }
+      return std::string("joined");
+    });
+    for (const Crew::End& end : crew.ends()) {
+      EXPECT_NE(end.said.find(name), std::string::npos) << end.said;
+      EXPECT_NE(end.said.find(value), std::string::npos) << end.said;
+    }
+  }
+}
+
 TEST(JoinGroup, TheEnvironmentIsAnotherSource) {
   const int port = free_tcp_port();
   Crew crew(2, [&](int rank) {
-    setenv("RANK", cat(rank).c_str(), 1);
-    setenv("WORLD_SIZE", "2", 1);
-    setenv("LOCAL_RANK", cat(rank).c_str(), 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", cat(port).c_str(), 1);
+    join_environment(rank, port);
     const Communicator member = Communicator::cpu_from_environment();
     EXPECT_EQ(member.size(), 2);
     EXPECT_EQ(member.backend(), Backend::kCpu);
