@@ -12,7 +12,7 @@ from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
 from ._saving import Save, check_save
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights
+from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
 from .row_pool import RowPoolLike
 from .workspace import Workspace
@@ -100,7 +100,8 @@ def moe(
             forms of its weight, not always the same.
         deferred: where gradients of w1, w2 and biases wait for :func:`uniep.backward_weights`, and
             with ``main_grads`` of shared experts theirs, too. Without these, autograd has gradients
-            of shared experts in backward, which then run beside the pass.
+            of shared experts in backward, which then run beside the pass. Without ``main_grads``
+            weights are parameters, and no arguments of a reentrant checkpoint, which copies them.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7),
             ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10) or
@@ -154,6 +155,8 @@ def moe(
     _zero.check(zero_experts, zero_expert_type)
     check_save(save)
     _arguments.check_max_tokens(max_tokens)
+    if deferred is not None:
+        check_is_deferred(deferred)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(

@@ -32,7 +32,14 @@ from ._split_backward import (
     weights_left,
 )
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, behind_data, read_later
+from .deferred import (
+    DeferredWeights,
+    _PendingPages,
+    behind_data,
+    first_copy,
+    read_later,
+    refuse_copy,
+)
 from .group import Group, GroupLike, _device_of
 from .hosts import group_of_host
 
@@ -296,11 +303,13 @@ class _MoeInPages(torch.autograd.Function):
         ctx.crossing = crossing
         # Not as checkpoints return them: those have a grad that nobody sees.
         ctx.weights = forms if deferred is not None else None
+        ctx.copy = first_copy(forms, main_grads is not None) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_copy(ctx.copy)
         asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
             assert isinstance(call, _PendingPages)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 
 import pytest
 import torch
 from cases import make_case, step, workspace
+from torch.utils.checkpoint import checkpoint
 
 import uniep
 
@@ -160,7 +161,7 @@ def test_figures_of_a_workspace():
         with pytest.raises(uniep.Error, match=words):
             uniep.Workspace(None, *bad, device="cpu")
     # Fields of 32 bits would hold 7 of it.
-    for make in (uniep.Group, functools.partial(uniep.Workspace, None, 64, 32, 8, 2, 16)):
+    for make in (uniep.Group, partial(uniep.Workspace, None, 64, 32, 8, 2, 16)):
         with pytest.raises(ValueError, match="timeout_ms is 4294967303; a number of 32 bits"):
             make(device="cpu", timeout_ms=2**32 + 7)
     with pytest.raises(ValueError, match="on_overflow is 'ignore'"):
@@ -214,6 +215,55 @@ def test_deferred_needs_parameters():
     case.w1 = case.w1 * 1
     with pytest.raises(ValueError, match="w1 is computed from other tensors"):
         call(case, deferred=uniep.DeferredWeights())
+
+
+@pytest.mark.parametrize("row_pool", [None, 1 << 22])
+def test_deferred_takes_no_copies_of_weights(row_pool):
+    """Their gradients would be lost: nothing waits, and nobody has them."""
+    case = make_case()
+    weights = [torch.nn.Parameter(weight) for weight in (case.w1, case.w2)]
+    case.x.requires_grad_()
+    deferred = uniep.DeferredWeights()
+
+    def run(x, w1, w2, **options):
+        options |= {"deferred": deferred, "row_pool": row_pool}
+        return uniep.moe(x, case.ids, case.probs, w1, w2, **options)
+
+    out = checkpoint(run, case.x, *weights, use_reentrant=True)
+    with pytest.raises(
+        ValueError, match="w1 is no nn.Parameter, .* or use_reentrant=False"
+    ) as what:
+        out.backward(case.dy)
+    assert "\n" not in str(what.value) and not len(deferred)
+
+    def gradients(function, *given, reentrant):
+        checkpoint(function, case.x, *given, use_reentrant=reentrant).backward(case.dy)
+        assert len(deferred) == 1
+        uniep.backward_weights(deferred)
+        found = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        return found
+
+    wanted = gradients(run, *weights, reentrant=False)
+    # Parameters that the function has itself, and leaves of any kind where the graph stays whole.
+    found = [gradients(lambda x: run(x, *weights), reentrant=True)]
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    found.append(gradients(run, *weights, reentrant=False))
+    main = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    gradients(partial(run, main_grads=main), *weights, reentrant=True)
+    found.append([gradient.bfloat16() for gradient in main])
+    for one in found:
+        assert all(torch.equal(a, b) for a, b in zip(one, wanted, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [True, [], set(), (), object()])
+def test_deferred_is_a_collection_of_weights(wrong):
+    with pytest.raises(TypeError, match=f"deferred is a {type(wrong).__name__}; it must be a "):
+        call(make_case(), deferred=wrong)
+    for other in (wrong, None):
+        with pytest.raises(TypeError, match=r"it must be a uniep\.DeferredWeights"):
+            uniep.backward_weights(other)
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
