@@ -141,7 +141,9 @@ def backward_weights(deferred: DeferredWeights) -> None:
     """Computes the weight gradients that wait, oldest first, and adds each to its place.
 
     Not collective. The place is ``w1.grad`` and so on (bf16), or the ``main_grads`` that the
-    call was given. The bits are those of a backward that does not defer.
+    call was given. The bits of each call's gradients are those of a backward that does not defer.
+    Those of a weight that several calls of one backward have add up in another order there:
+    autograd adds them up ahead of ``grad``.
 
     Args:
         deferred: what calls of :func:`uniep.moe` were given as ``deferred``; empty afterwards.
