@@ -80,23 +80,20 @@ def add_identity(routed: Tensor, x: Tensor, slots: ZeroSlots) -> Tensor:
         bf16 [..., H].
     """
     # An operator of its own, so that no compiler fuses its products and sums.
-    out: Tensor = _add_share(routed, x, slots.share, slots.has)
+    out: Tensor = torch.ops.uniep.add_share(routed, x, slots.share, slots.has)
     return out
 
 
-@torch.library.custom_op("uniep::add_share", mutates_args=())
 def _add_share(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
     added = share.unsqueeze(-1) * x.float()
     total = (routed.float() + added).to(routed.dtype)
     return torch.where(has.unsqueeze(-1), total, routed).contiguous()
 
 
-@_add_share.register_fake
-def _(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
+def _like_share(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
     return routed.new_empty(routed.shape)
 
 
-@torch.library.custom_op("uniep::add_share_backward", mutates_args=())
 def _add_share_backward(
     d_out: Tensor, x: Tensor, share: Tensor, has: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -113,8 +110,7 @@ def _add_share_backward(
     return torch.where(has.unsqueeze(-1), dx, 0.0).contiguous(), sums.squeeze(-1).contiguous()
 
 
-@_add_share_backward.register_fake
-def _(d_out: Tensor, x: Tensor, share: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
+def _like_gradients(d_out: Tensor, x: Tensor, share: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), share.new_empty(share.shape)
 
 
@@ -123,8 +119,26 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tenso
 
 
 def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    dx, d_share = _add_share_backward(d_out, *ctx.saved_tensors)
+    dx, d_share = torch.ops.uniep.add_share_backward(d_out, *ctx.saved_tensors)
     return d_out, dx, d_share, None
 
 
-_add_share.register_autograd(_gradients, setup_context=_save)
+# Not by torch.library.custom_op, whose operators import the compiler in their first call.
+_LIBRARY = torch.library.Library("uniep", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _run, _shapes in (
+    (
+        "add_share(Tensor routed, Tensor x, Tensor share, Tensor has) -> Tensor",
+        _add_share,
+        _like_share,
+    ),
+    (
+        "add_share_backward(Tensor d_out, Tensor x, Tensor share, Tensor has) -> (Tensor, Tensor)",
+        _add_share_backward,
+        _like_gradients,
+    ),
+):
+    _LIBRARY.define(_schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+    _name = _schema.partition("(")[0]
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"uniep::{_name}", _shapes, lib=_LIBRARY)
+torch.library.register_autograd("uniep::add_share", _gradients, setup_context=_save, lib=_LIBRARY)
