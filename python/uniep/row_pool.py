@@ -31,6 +31,7 @@ from ._split_backward import (
     weights_are_apart,
     weights_left,
 )
+from ._whole_numbers import check_whole_or_none
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import (
     DeferredWeights,
@@ -88,6 +89,7 @@ class RowPool(OfProcess):
         bytes: of all of it, from PyTorch's allocator on a GPU.
 
     Raises:
+        TypeError: for ``bytes`` that are no int.
         ValueError: for another ``save`` or ``activation``, and fewer than 1 of ``bytes``.
         uniep.Error: for figures out of range, and a pool without room for a page.
     """
@@ -105,6 +107,7 @@ class RowPool(OfProcess):
         activation: Activation = "swiglu",
     ) -> None:
         check_save(save)
+        check_whole_or_none(bytes=bytes)
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of_host(group, _device_of(device))

@@ -20,11 +20,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ._whole_numbers import check_whole
+
 __all__ = ["ZeroExpertType", "add_identity", "check", "split"]
 
 ZeroExpertType = Literal["identity", "zero"]
 
 _STRIPE = 1024
+_MOST = 2**30  # with as many real ones, numbers of experts are still int32
 
 
 class ZeroSlots(NamedTuple):
@@ -42,9 +45,11 @@ class ZeroSlots(NamedTuple):
 
 
 def check(zero_experts: int, zero_expert_type: str) -> None:
-    """Raises ValueError for a negative number and for an unknown type."""
-    if zero_experts < 0:
-        raise ValueError(f"zero_experts is {zero_experts}; it must be at least 0")
+    """Raises TypeError for no whole number, ValueError for one too small or large, and a type."""
+    if type(zero_experts) is not int:  # nearly every call has one
+        check_whole(zero_experts=zero_experts)
+    if not 0 <= zero_experts <= _MOST:
+        raise ValueError(f"zero_experts is {zero_experts}; it must be 0 to {_MOST}")
     if zero_expert_type not in ("identity", "zero"):
         raise ValueError(
             f"zero_expert_type is '{zero_expert_type}'; it must be 'identity' or 'zero'"
