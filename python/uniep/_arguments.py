@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ._forms import (
     layout_of,
     tuple_of,
 )
+from ._whole_numbers import check_whole
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ __all__ = [
     "check_deferred",
     "check_device",
     "check_max_tokens",
+    "check_schedule",
     "check_shared_probs",
     "check_tensors",
     "check_ways",
-    "check_whole",
     "check_workspace",
     "experts",
     "int32",
@@ -44,11 +45,11 @@ __all__ = [
 ]
 
 
-def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
+def autocast(x: Tensor, weights: Experts) -> tuple[Tensor, Experts]:
     """Casts fp32 tensors to bf16, as autocast does.
 
     Raises:
-        TypeError: where autocast is to another type.
+        TypeError: where autocast is to another type, and for weights that are no tensors.
     """
     dtype = torch.get_autocast_dtype(x.device.type)
     if dtype != torch.bfloat16:
@@ -56,9 +57,12 @@ def autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
             f"autocast is to {dtype}, which uniep.moe does not compute in; "
             "use torch.autocast(..., dtype=torch.bfloat16)"
         )
-    return tuple(
-        t.to(dtype) if t is not None and t.dtype == torch.float32 else t for t in (x, *weights)
-    )
+    try:
+        x, *flat = (t.to(dtype) if t.dtype == torch.float32 else t for t in (x, *weights.flat()))
+        return x, experts_from(flat, len(weights.w1), len(weights.w2), weights.layout)
+    except AttributeError:
+        _check_are_tensors(weights)
+        raise
 
 
 def check_tensors(**tensors: object) -> None:
@@ -66,13 +70,6 @@ def check_tensors(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-
-
-def check_whole(**numbers: object) -> None:
-    """Raises TypeError where one of these is no whole number."""
-    for name, number in numbers.items():
-        if not hasattr(type(number), "__index__"):
-            raise TypeError(f"{name} is {number!r}, a {type(number).__name__}; it must be an int")
 
 
 def check_device(
@@ -238,10 +235,7 @@ _LOOK = operator.attrgetter("shape", "dtype", "device")
 def _check(
     x: Tensor, topk_ids: Tensor, topk_probs: Tensor, weights: Experts, arithmetic: Arithmetic
 ) -> None:
-    _check_biases_given(weights.b1, weights.b2)
-    for name, weight in (("w1", weights.w1), ("w2", weights.w2)):
-        check_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
-    check_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
+    _check_are_tensors(weights)
     named = weights.named()
     for name, tensor in (("x", x), *named):
         if tensor.dtype != torch.bfloat16:
@@ -287,6 +281,13 @@ def _check(
             )
 
 
+def _check_are_tensors(weights: Experts) -> None:
+    _check_biases_given(weights.b1, weights.b2)
+    for name, weight in (("w1", weights.w1), ("w2", weights.w2)):
+        check_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
+    check_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
+
+
 def _check_biases_given(b1: Tensor | None, b2: Tensor | None) -> None:
     if (b1 is None) != (b2 is None):
         given, missing = ("b2", "b1") if b1 is None else ("b1", "b2")
@@ -307,6 +308,11 @@ def _check_shared_given(shared_w1: Tensor | None, shared_w2: Tensor | None) -> N
         if other is None:
             raise ValueError(
                 f"{name} is given alone; give shared_w1 and shared_w2, or none of them"
+            )
+        if tensor.dim() == 0:
+            raise ValueError(
+                f"{name} has shape []; it must be [shared experts, rows, columns], each as one of "
+                "this rank's experts"
             )
 
 
@@ -344,6 +350,7 @@ def check_shared_probs(
             "shared_probs is given, and the workspace is for shared_gate=False; pass None, or a "
             "workspace with shared_gate=True"
         )
+    check_tensors(shared_probs=shared_probs)
     if shared_probs.dtype != torch.float32:
         raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")
     _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared()), x)
@@ -425,6 +432,11 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
     Raises:
         TypeError, ValueError: with a sentence where gradients cannot be added to these.
     """
+    if not isinstance(given, Sequence):
+        raise TypeError(
+            f"main_grads is a {type(given).__name__}; it must be a tuple of tensors, as "
+            "(dw1, dw2) is, or None"
+        )
     if weights.shared_w1 is not None and len(given) == 2 + len(weights.biases()):
         weights = weights.routed()
     wanted = 2 + len(weights.more_named())
@@ -433,6 +445,12 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
             f"main_grads has {len(given)} tensors; it must have {wanted}: those of "
             + "w1 and w2, then of biases or shared experts where there are any"
         )
+    for i, gradient in enumerate(given):
+        if not isinstance(gradient, (Tensor, Iterable)):
+            raise TypeError(
+                f"main_grads[{i}] is a {type(gradient).__name__}; it must be a torch.Tensor or "
+                "several"
+            )
     tensors = [tuple_of(gradient) for gradient in given]
     names: dict[int, str] = {}  # by address
     for i, parts in enumerate(tensors):
@@ -466,6 +484,8 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
 
 
 def _check_main_grad(name: str, gradient: Tensor, first: Tensor, weight: Tensor) -> None:
+    if not isinstance(gradient, Tensor):
+        check_tensors(**{name: gradient})
     if gradient.dtype != first.dtype or gradient.dtype not in (torch.float32, torch.bfloat16):
         raise TypeError(
             f"{name} is {gradient.dtype}; all must be torch.float32, or all torch.bfloat16"
@@ -525,6 +545,15 @@ def check_max_tokens(max_tokens: int | None) -> None:
     check_whole(max_tokens=max_tokens)
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
+
+
+def check_schedule(schedule: str | None) -> None:
+    """Raises TypeError for what is no text; what it says is the library's to read."""
+    if schedule is not None and not isinstance(schedule, str):
+        raise TypeError(
+            f"schedule is {schedule!r}, a {type(schedule).__name__}; it must be a str, such as "
+            "'single', or None"
+        )
 
 
 def rows(tensor: Tensor) -> Tensor:

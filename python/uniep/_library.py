@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from ._whole_numbers import check_whole
+
 __all__ = [
     "AllGather",
     "Error",
@@ -110,8 +112,7 @@ def _whole(name: str, value: Any, bits: int) -> int:
         TypeError: for anything else.
         ValueError: for one that they do not hold.
     """
-    if not hasattr(type(value), "__index__"):
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it must be an int")
+    check_whole(**{name: value})
     number = operator.index(value)
     if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):  # ctypes would cut it
         raise ValueError(f"{name} is {value}; a number of {bits} bits is accepted")

@@ -27,7 +27,14 @@ from ._split_backward import (
     weights_are_apart,
     weights_left,
 )
-from .deferred import DeferredWeights, _Pending, behind_data, read_later
+from .deferred import (
+    DeferredWeights,
+    _Pending,
+    behind_data,
+    first_copy,
+    read_later,
+    refuse_copy,
+)
 
 __all__ = ["moe_in_tensors"]
 
@@ -97,11 +104,13 @@ class _MoeInTensors(torch.autograd.Function):
         ctx.crossing = crossing
         # Not as hooks of saved tensors return them: those have a grad that nobody sees.
         ctx.weights = weights if deferred is not None else None
+        ctx.copy = first_copy(weights, bool(main)) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_copy(ctx.copy)
         main: Experts | None = ctx.main_grads
         asked = asked_for(ctx, _BEFORE_TENSORS, ctx.tensors, main is not None)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:

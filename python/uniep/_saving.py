@@ -13,7 +13,7 @@ Save: TypeAlias = Literal["rows", "tokens", "none"]
 SAVES: tuple[Save, ...] = get_args(Save)
 
 
-def check_save(save: str | None) -> None:
-    """Raises ValueError for a word that there is not; None: what is the default."""
-    if save is not None and save not in SAVES:
+def check_save(save: str) -> None:
+    """Raises ValueError for a word that there is not."""
+    if save not in SAVES:
         raise ValueError(f"save is '{save}'; it must be 'rows', 'tokens' or 'none'")

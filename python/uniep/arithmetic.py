@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+from ._whole_numbers import check_whole
+
 __all__ = [
     "ACTIVATIONS",
     "PARTIALS",
@@ -65,6 +67,7 @@ def arithmetic_of(
     """The arithmetic of that names; None: the default. Without shared experts there is no gate.
 
     Raises:
+        TypeError: for numbers that are not whole.
         ValueError: for a name that there is not, fewer than one group, or fewer than no shared
             expert.
     """
@@ -77,6 +80,8 @@ def arithmetic_of(
         raise ValueError(f"probs is '{probs}'; it must be 'before' or 'after'")
     groups = 1 if combine_groups is None else combine_groups
     partials = "fp32" if combine_partials is None else combine_partials
+    if type(groups) is not int or type(shared_experts) is not int:
+        check_whole(combine_groups=groups, shared_experts=shared_experts)
     if groups < 1:
         raise ValueError(
             f"combine_groups is {groups}; it must be a divisor of the number of experts, from 1 on"

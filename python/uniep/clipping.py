@@ -32,8 +32,13 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
         The norm ahead of it, fp32, on the device of the gradients.
 
     Raises:
+        TypeError: for a `max_norm` that is no number.
         ValueError: for another `max_norm`.
     """
+    if not hasattr(type(max_norm), "__float__"):
+        raise TypeError(
+            f"max_norm is {max_norm!r}, a {type(max_norm).__name__}; it must be a float"
+        )
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; more than 0 is accepted")
     squares: list[Tensor] = []

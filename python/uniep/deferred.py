@@ -98,21 +98,63 @@ class DeferredWeights:
         return len(self._pending)
 
 
+def check_is_deferred(deferred: object) -> None:
+    """Raises TypeError for what does not collect weight gradients."""
+    if not isinstance(deferred, DeferredWeights):
+        raise TypeError(
+            f"deferred is a {type(deferred).__name__}; it must be a uniep.DeferredWeights"
+        )
+
+
+def first_copy(weights: Experts, has_main_grads: bool) -> str | None:
+    """Which weight may be a copy that a checkpoint has made; None: none is.
+
+    A forward inside a backward is run again by a checkpoint. A reentrant one hands on copies of its
+    arguments, cut off from the graph: their gradients reach the originals by autograd alone, and
+    only in this backward. Copies are no parameters, but leaves as these are.
+    """
+    if has_main_grads or torch._C._current_graph_task_id() == -1:
+        return None
+    for name, weight in weights.routed().named():
+        if weight.requires_grad and not isinstance(weight, torch.nn.Parameter):
+            return name
+    return None
+
+
+def refuse_copy(name: str | None) -> None:
+    """Raises ValueError for what :func:`first_copy` has found; called by backward.
+
+    Not by forward: a checkpoint that is not reentrant runs that again inside a backward, too, with
+    the originals, and nobody runs a backward of it.
+    """
+    if name is not None:
+        raise ValueError(
+            f"{name} is no nn.Parameter, in a forward that a backward runs; a checkpoint with "
+            "use_reentrant=True passes copies of its arguments there, in which a gradient that "
+            "waits is lost; pass parameters, as those of a module that the checkpointed function "
+            "calls are, or main_grads, or use_reentrant=False"
+        )
+
+
 @torch.no_grad()
 def backward_weights(deferred: DeferredWeights) -> None:
     """Computes the weight gradients that wait, oldest first, and adds each to its place.
 
     Not collective. The place is ``w1.grad`` and so on (bf16), or the ``main_grads`` that the
-    call was given. The bits are those of a backward that does not defer.
+    call was given. The bits of each call's gradients are those of a backward that does not defer.
+    Those of a weight that several calls of one backward have add up in another order there:
+    autograd adds them up ahead of ``grad``.
 
     Args:
         deferred: what calls of :func:`uniep.moe` were given as ``deferred``; empty afterwards.
 
     Raises:
+        TypeError: for another type.
         RuntimeError: where the workspace of a call has been closed, or shared experts have main
             gradients and x or the gradient of the output has been changed in place since the
             backward. What waits behind the call stays.
     """
+    check_is_deferred(deferred)
     while len(deferred):
         call = deferred.pop()
         _hold_for_current_stream(call)

@@ -8,14 +8,15 @@ from torch import Tensor
 from . import _arguments, _hooks
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
-from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout, experts_from
+from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
 from ._saving import Save, check_save
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
+from ._whole_numbers import check_whole_or_none
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
-from .deferred import DeferredWeights
+from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
 from .row_pool import RowPoolLike
-from .workspace import Workspace
+from .workspace import Workspace, check_is_workspace
 
 __all__ = ["moe"]
 
@@ -100,7 +101,8 @@ def moe(
             forms of its weight, not always the same.
         deferred: where gradients of w1, w2 and biases wait for :func:`uniep.backward_weights`, and
             with ``main_grads`` of shared experts theirs, too. Without these, autograd has gradients
-            of shared experts in backward, which then run beside the pass.
+            of shared experts in backward, which then run beside the pass. Without ``main_grads``
+            weights are parameters, and no arguments of a reentrant checkpoint, which copies them.
         activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"``, ``"reglu"``, ``"gpt_oss"``
             (gate * sigmoid(1.702 gate) * (up + 1), gate at most 7, up within -7 and 7),
             ``"swiglu_clamped"`` (swiglu, gate at most 10, up within -10 and 10) or
@@ -145,15 +147,21 @@ def moe(
         bf16 [..., H].
 
     Raises:
-        TypeError: for a wrong dtype.
+        TypeError: for a wrong dtype, and for what is of another type than these.
         ValueError: for a wrong shape, device or layout, and for arguments that exclude each other.
         RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
     """
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
-    check_save(save)
+    if save is not None:
+        check_save(save)
     _arguments.check_max_tokens(max_tokens)
+    _arguments.check_schedule(schedule)
+    if capacity_rows is not None or backward_rows is not None:
+        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
+    if deferred is not None:
+        check_is_deferred(deferred)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
         arithmetic = arithmetic_of(
@@ -165,15 +173,11 @@ def moe(
             weights.shared(),
             shared_probs is not None,
         )
-    elif isinstance(workspace, Workspace):
-        arithmetic = workspace.arithmetic
     else:
-        raise TypeError(
-            f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
-        )
+        check_is_workspace(workspace)
+        arithmetic = workspace.arithmetic
     if torch.is_autocast_enabled(x.device.type):
-        x, *flat = _arguments.autocast(x, *weights.flat())
-        weights = experts_from(flat, len(weights.w1), len(weights.w2), weights.layout)
+        x, weights = _arguments.autocast(x, weights)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
     main = None if main_grads is None else _arguments.main_grads(main_grads, weights)

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import check_device, check_tensors, check_whole, refuse_beside_workspace
+from ._arguments import check_device, check_tensors, refuse_beside_workspace
 from ._same_weights import warn_of_other_weights
 from ._saving import Save
+from ._whole_numbers import check_whole
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
 from .group import GroupLike, rank_and_size, warn_of_others, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
-from .workspace import Workspace
+from .workspace import Workspace, check_is_workspace
 from .zero_experts import ZeroExpertType
 from .zero_experts import check as check_zero_experts
 
@@ -121,7 +122,8 @@ class MoELayer(nn.Module):
     Raises:
         ValueError: for experts that the ranks cannot share, widths that are no multiple of 8, and
             what :class:`Router` refuses.
-        TypeError: for another dtype than bfloat16 or float32, and sizes that are no int.
+        TypeError: for another dtype than bfloat16 or float32, sizes that are no int, and a
+            workspace that is none.
 
     Warns:
         UserWarning: where there are several processes, no group, and no process group yet, as where
@@ -183,6 +185,7 @@ class MoELayer(nn.Module):
             shared_gate,
         )
         if workspace is not None:
+            check_is_workspace(workspace)
             refuse_beside_workspace(
                 max_tokens=max_tokens,
                 capacity_rows=capacity_rows,
@@ -527,6 +530,8 @@ def _check_sizes(hidden: int, intermediate: int, num_experts: int, ranks: int) -
     for what, columns in (("hidden", hidden), ("intermediate", intermediate)):
         if columns < 8 or columns % 8:
             raise ValueError(f"{what} is {columns}; a multiple of 8, from 8 on, is accepted")
+    if num_experts < 1:
+        raise ValueError(f"num_experts is {num_experts}; 1 or more is accepted")
     if num_experts % ranks:
         raise ValueError(
             f"{num_experts} experts cannot be shared by {ranks} ranks; their number must divide "

@@ -458,6 +458,31 @@ def _ascending_bmm(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
+def _ascending_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """left^T right over each expert's rows: each element one sum, from +0, over these ascending.
+
+    Only over these: a row of zeros more would make +0 of a sum that is -0, which a product may be
+    that is too small for fp32.
+    """
+    spans = _spans(ends)
+    # Experts with most rows ahead: at each step those that have a row left are the first ones.
+    order = sorted(range(len(spans)), key=lambda e: spans[e][0] - spans[e][1])
+    counts = [spans[e][1] - spans[e][0] for e in order]
+    steps = [  # [most rows of an expert, El, n]
+        torch.nn.utils.rnn.pad_sequence([rows[slice(*spans[e])] for e in order])
+        for rows in (left.float(), right.float())
+    ]
+    sums = left.new_zeros(len(spans), left.shape[1], right.shape[1], dtype=torch.float32)
+    having = len(spans)
+    for k in range(counts[0]):
+        while counts[having - 1] <= k:
+            having -= 1
+        sums[:having].addcmul_(steps[0][k, :having, :, None], steps[1][k, :having, None])
+    out = torch.empty_like(sums)
+    out[order] = sums
+    return out
+
+
 def _by_expert(rows: Tensor, ends: Tensor) -> Tensor:
     """[M, n] -> [El, most rows of an expert, n], zeros behind the rows of an expert."""
     parts = [rows[first:last] for first, last in _spans(ends)]
@@ -482,7 +507,7 @@ def _grouped(rows: Tensor, weights: Tensor, ends: Tensor, ascending: bool) -> Te
 def _outer(left: Tensor, right: Tensor, ends: Tensor, ascending: bool) -> Tensor:
     """left^T right over each expert's rows: fp32 [El, m, n]."""
     if ascending:
-        return _ascending_bmm(_by_expert(left, ends).transpose(1, 2), _by_expert(right, ends))
+        return _ascending_outer(left, right, ends)
     out = left.new_zeros(len(ends), left.shape[1], right.shape[1], dtype=torch.float32)
     for expert, (first, last) in enumerate(_spans(ends)):
         if last > first:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._arguments import check_tensors
 from .capacity import (
     DropPolicy,
     check_factor,
@@ -182,7 +183,7 @@ class Router(nn.Module):
         Raises:
             ValueError: for x of another hidden size or on the meta device, and a mask of another
                 shape.
-            TypeError: for x that is no tensor, and a mask of another dtype.
+            TypeError: for x or a mask that is no tensor, and a mask of another dtype.
         """
         config = self.config
         _check_x(x, self.weight.shape[1])
@@ -306,6 +307,8 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
     if config.capacity_factor is not None:
         check_factor(config.capacity_factor)
     check_policy(config.drop_policy)
+    if num_experts < 1:
+        raise ValueError(f"num_experts is {num_experts}; 1 or more is accepted")
     if not 1 <= topk <= num_experts:
         raise ValueError(
             f"topk is {topk}; with {num_experts} experts it must be 1 to {num_experts}"
@@ -346,8 +349,7 @@ def _copies_nothing(fn: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _check_x(x: Tensor, hidden: int) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    check_tensors(x=x)
     if x.is_meta:
         raise ValueError("x is on 'meta', where nothing is computed; pass x on another device")
     if x.dim() < 1 or x.shape[-1] != hidden:
@@ -357,6 +359,7 @@ def _check_x(x: Tensor, hidden: int) -> None:
 
 
 def _check_mask(token_mask: Tensor, x: Tensor) -> None:
+    check_tensors(token_mask=token_mask)
     if token_mask.dtype != torch.bool:
         raise TypeError(f"token_mask is {token_mask.dtype}; it must be torch.bool")
     if token_mask.shape != x.shape[:-1]:

@@ -31,8 +31,16 @@ from ._split_backward import (
     weights_are_apart,
     weights_left,
 )
+from ._whole_numbers import check_whole_or_none
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
-from .deferred import DeferredWeights, _PendingPages, behind_data, read_later
+from .deferred import (
+    DeferredWeights,
+    _PendingPages,
+    behind_data,
+    first_copy,
+    read_later,
+    refuse_copy,
+)
 from .group import Group, GroupLike, _device_of
 from .hosts import group_of_host
 
@@ -81,6 +89,7 @@ class RowPool(OfProcess):
         bytes: of all of it, from PyTorch's allocator on a GPU.
 
     Raises:
+        TypeError: for ``bytes`` that are no int.
         ValueError: for another ``save`` or ``activation``, and fewer than 1 of ``bytes``.
         uniep.Error: for figures out of range, and a pool without room for a page.
     """
@@ -98,6 +107,7 @@ class RowPool(OfProcess):
         activation: Activation = "swiglu",
     ) -> None:
         check_save(save)
+        check_whole_or_none(bytes=bytes)
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of_host(group, _device_of(device))
@@ -296,11 +306,13 @@ class _MoeInPages(torch.autograd.Function):
         ctx.crossing = crossing
         # Not as checkpoints return them: those have a grad that nobody sees.
         ctx.weights = forms if deferred is not None else None
+        ctx.copy = first_copy(forms, main_grads is not None) if deferred is not None else None
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_copy(ctx.copy)
         asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
             assert isinstance(call, _PendingPages)

@@ -16,10 +16,12 @@ from torch import Tensor
 from . import _library
 from ._agreed_faults import AgreedFaults
 from ._agreement import require_same
+from ._arguments import check_schedule
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
 from ._saving import SAVES, Save, check_save
 from ._shared_apart import are_apart, rows_of
+from ._whole_numbers import check_whole, check_whole_or_none
 from .arithmetic import (
     ACTIVATIONS,
     PARTIALS,
@@ -33,7 +35,7 @@ from .group import Group, GroupLike, _device_of, group_of, without_mesh
 from .hosts import HostMesh, OverHosts, all_rows_of, default_capacity, host_mesh
 from .row_pool import RowPool
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "check_is_workspace"]
 
 _ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
@@ -121,6 +123,7 @@ class Workspace(OfProcess):
         backward_bytes: what a backward takes while it runs; likewise.
 
     Raises:
+        TypeError: for figures that are no int, a schedule that is no str, and a pool that is none.
         ValueError: for a device that the group is not on, an unknown ``on_overflow``, ``save``,
             ``activation``, ``probs`` or ``combine_partials``, and over hosts for numbers that
             these do not divide.
@@ -156,6 +159,21 @@ class Workspace(OfProcess):
         shared_gate: bool = True,
         shared_apart: bool = False,
     ) -> None:
+        check_whole(
+            hidden=hidden,
+            intermediate=intermediate,
+            num_experts=num_experts,
+            topk=topk,
+            max_tokens=max_tokens,
+            backward_rows=backward_rows,
+        )
+        check_whole_or_none(capacity_rows=capacity_rows)
+        check_schedule(schedule)
+        if row_pool is not None and not isinstance(row_pool, RowPool):
+            raise TypeError(
+                f"row_pool is {row_pool!r}, a {type(row_pool).__name__}; it must be a "
+                "uniep.RowPool or None"
+            )
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
         check_save(save)
@@ -427,9 +445,11 @@ class Workspace(OfProcess):
         Forwards whose backward is still to come are lost: their backward raises.
 
         Raises:
+            TypeError: for a capacity that is no int; the workspace stays as it is.
             uniep.Error: for a capacity out of range, or one that differs by rank; the workspace is
                 closed then.
         """
+        check_whole_or_none(capacity_rows=capacity_rows)
         self._finalizer()
         self._open(capacity_rows)
 
@@ -497,6 +517,14 @@ class Workspace(OfProcess):
             f"uniep.Workspace(hidden={self.hidden}, intermediate={self.intermediate}, "
             f"num_experts={self.num_experts}, topk={self.topk}, max_tokens={self.max_tokens}, "
             f"rows={self.rows}, device='{self.device}', {state})"
+        )
+
+
+def check_is_workspace(workspace: object) -> None:
+    """Raises TypeError for what is no workspace."""
+    if not isinstance(workspace, Workspace):
+        raise TypeError(
+            f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
         )
 
 

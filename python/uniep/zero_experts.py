@@ -20,11 +20,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ._whole_numbers import check_whole
+
 __all__ = ["ZeroExpertType", "add_identity", "check", "split"]
 
 ZeroExpertType = Literal["identity", "zero"]
 
 _STRIPE = 1024
+_MOST = 2**30  # with as many real ones, numbers of experts are still int32
 
 
 class ZeroSlots(NamedTuple):
@@ -42,9 +45,11 @@ class ZeroSlots(NamedTuple):
 
 
 def check(zero_experts: int, zero_expert_type: str) -> None:
-    """Raises ValueError for a negative number and for an unknown type."""
-    if zero_experts < 0:
-        raise ValueError(f"zero_experts is {zero_experts}; it must be at least 0")
+    """Raises TypeError for no whole number, ValueError for one too small or large, and a type."""
+    if type(zero_experts) is not int:  # nearly every call has one
+        check_whole(zero_experts=zero_experts)
+    if not 0 <= zero_experts <= _MOST:
+        raise ValueError(f"zero_experts is {zero_experts}; it must be 0 to {_MOST}")
     if zero_expert_type not in ("identity", "zero"):
         raise ValueError(
             f"zero_expert_type is '{zero_expert_type}'; it must be 'identity' or 'zero'"
@@ -80,23 +85,20 @@ def add_identity(routed: Tensor, x: Tensor, slots: ZeroSlots) -> Tensor:
         bf16 [..., H].
     """
     # An operator of its own, so that no compiler fuses its products and sums.
-    out: Tensor = _add_share(routed, x, slots.share, slots.has)
+    out: Tensor = torch.ops.uniep.add_share(routed, x, slots.share, slots.has)
     return out
 
 
-@torch.library.custom_op("uniep::add_share", mutates_args=())
 def _add_share(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
     added = share.unsqueeze(-1) * x.float()
     total = (routed.float() + added).to(routed.dtype)
     return torch.where(has.unsqueeze(-1), total, routed).contiguous()
 
 
-@_add_share.register_fake
-def _(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
+def _like_share(routed: Tensor, x: Tensor, share: Tensor, has: Tensor) -> Tensor:
     return routed.new_empty(routed.shape)
 
 
-@torch.library.custom_op("uniep::add_share_backward", mutates_args=())
 def _add_share_backward(
     d_out: Tensor, x: Tensor, share: Tensor, has: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -113,8 +115,7 @@ def _add_share_backward(
     return torch.where(has.unsqueeze(-1), dx, 0.0).contiguous(), sums.squeeze(-1).contiguous()
 
 
-@_add_share_backward.register_fake
-def _(d_out: Tensor, x: Tensor, share: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
+def _like_gradients(d_out: Tensor, x: Tensor, share: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), share.new_empty(share.shape)
 
 
@@ -123,8 +124,26 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tenso
 
 
 def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    dx, d_share = _add_share_backward(d_out, *ctx.saved_tensors)
+    dx, d_share = torch.ops.uniep.add_share_backward(d_out, *ctx.saved_tensors)
     return d_out, dx, d_share, None
 
 
-_add_share.register_autograd(_gradients, setup_context=_save)
+# Not by torch.library.custom_op, whose operators import the compiler in their first call.
+_LIBRARY = torch.library.Library("uniep", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _run, _shapes in (
+    (
+        "add_share(Tensor routed, Tensor x, Tensor share, Tensor has) -> Tensor",
+        _add_share,
+        _like_share,
+    ),
+    (
+        "add_share_backward(Tensor d_out, Tensor x, Tensor share, Tensor has) -> (Tensor, Tensor)",
+        _add_share_backward,
+        _like_gradients,
+    ),
+):
+    _LIBRARY.define(_schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+    _name = _schema.partition("(")[0]
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"uniep::{_name}", _shapes, lib=_LIBRARY)
+torch.library.register_autograd("uniep::add_share", _gradients, setup_context=_save, lib=_LIBRARY)

@@ -49,6 +49,7 @@ def test_the_compiler_is_imported_by_those_who_compile():
         "shapes = (3, 8), (1, 16, 8), (1, 8, 8)\n"
         "x, w1, w2 = (torch.ones(s, dtype=torch.bfloat16, requires_grad=True) for s in shapes)\n"
         "uniep.moe(x, ids, probs, w1, w2).sum().backward()\n"
+        "uniep.moe(x, ids + 1, probs, w1, w2, zero_experts=1).sum().backward()\n"
         "pool = uniep.RowPool(None, 8, 8, bytes=1 << 22, device='cpu')\n"
         "uniep.moe(x, ids, probs, w1, w2, row_pool=pool).sum().backward()\n"
         "print('torch._dynamo' in sys.modules)"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 
 import pytest
 import torch
 from cases import make_case, step, workspace
+from torch.utils.checkpoint import checkpoint
 
 import uniep
+from uniep import clip_grad_norm_
 
 
 def call(case, **options):
@@ -160,7 +162,7 @@ def test_figures_of_a_workspace():
         with pytest.raises(uniep.Error, match=words):
             uniep.Workspace(None, *bad, device="cpu")
     # Fields of 32 bits would hold 7 of it.
-    for make in (uniep.Group, functools.partial(uniep.Workspace, None, 64, 32, 8, 2, 16)):
+    for make in (uniep.Group, partial(uniep.Workspace, None, 64, 32, 8, 2, 16)):
         with pytest.raises(ValueError, match="timeout_ms is 4294967303; a number of 32 bits"):
             make(device="cpu", timeout_ms=2**32 + 7)
     with pytest.raises(ValueError, match="on_overflow is 'ignore'"):
@@ -201,6 +203,103 @@ def test_what_is_no_workspace_and_no_configuration():
         uniep.MoELayer(64, 32, 8, 2)([1.0])
 
 
+SPACE = partial(uniep.Workspace, None, 64, 32, 8, 2, device="cpu")
+POOL = partial(uniep.RowPool, None, 64, 32, device="cpu")
+LAYER = partial(uniep.MoELayer, 64, 32, topk=2)
+
+
+def masked(mask):
+    return LAYER(num_experts=8)(make_case().x, token_mask=mask)
+
+
+def with_shared(case, **options):
+    shared = {"shared_w1": case.w1[:2].contiguous(), "shared_w2": case.w2[:2].contiguous()}
+    return call(case, **(shared | options))
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "wrong"),
+    [
+        ("schedule is 5, a int; it must be a str", TypeError, {"schedule": 5}),
+        ("schedule is True, a bool; it must be", TypeError, {"schedule": True}),
+        ("main_grads is a int; it must be a tuple", TypeError, {"main_grads": 5}),
+        ("main_grads is a Tensor; it must be", TypeError, {"main_grads": torch.zeros(2)}),
+        (r"main_grads\[0\] is a NoneType", TypeError, {"main_grads": (None, None)}),
+        (r"main_grads\[0\]\[0\] is a int", TypeError, {"main_grads": ([5], [5])}),
+        ("combine_groups is '2', a str", TypeError, {"combine_groups": "2"}),
+        ("combine_groups is nan, a float", TypeError, {"combine_groups": float("nan")}),
+        (r"combine_groups is \[\], a list", TypeError, {"combine_groups": []}),
+        ("zero_experts is '8', a str; it must be an int", TypeError, {"zero_experts": "8"}),
+        (r"zero_experts is 1\.5, a float", TypeError, {"zero_experts": 1.5}),
+        ("zero_experts is nan, a float", TypeError, {"zero_experts": float("nan")}),
+        (f"zero_experts is {2**63}; it must be 0 to", ValueError, {"zero_experts": 2**63}),
+        (f"zero_experts is {2**31}; it must be 0 to", ValueError, {"zero_experts": 2**31}),
+        (r"capacity_rows is \[\], a list", TypeError, {"capacity_rows": []}),
+        (r"backward_rows is \[\], a list", TypeError, {"backward_rows": []}),
+    ],
+)
+def test_arguments_of_another_type(words, error, wrong):
+    with pytest.raises(error, match=words) as raised:
+        call(make_case(), **wrong)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "make"),
+    [
+        ("token_mask is a list; it must be", TypeError, lambda: masked([True] * 48)),
+        ("schedule is 5, a int", TypeError, lambda: SPACE(48, schedule=5)),
+        ("row_pool is True, a bool; .* uniep.RowPool", TypeError, lambda: SPACE(48, row_pool=True)),
+        ("max_tokens is None, a NoneType", TypeError, lambda: SPACE(None)),
+        ("shared_experts is 'a', a str", TypeError, lambda: SPACE(48, shared_experts="a")),
+        ("save is 'None'; it must be 'rows'", ValueError, lambda: SPACE(48, save=None)),
+        (r"bytes is 1\.5, a float; it must be an int", TypeError, lambda: POOL(bytes=1.5)),
+        ("bytes is 'x', a str", TypeError, lambda: POOL(bytes="x")),
+        ("workspace is a int; it must be", TypeError, lambda: LAYER(num_experts=8, workspace=5)),
+        ("num_experts is 0; 1 or more", ValueError, lambda: LAYER(num_experts=0)),
+        ("num_experts is -4; 1 or more", ValueError, lambda: LAYER(num_experts=-4, zero_experts=8)),
+        ("num_experts is 0; 1 or more", ValueError, lambda: uniep.Router(64, 0, 2)),
+        ("max_norm is None, a NoneType", TypeError, lambda: clip_grad_norm_(LAYER(8), None)),
+        ("max_norm is '1', a str", TypeError, lambda: clip_grad_norm_(LAYER(8), "1")),
+    ],
+)
+def test_what_is_made_of_another_type(words, error, make):
+    with pytest.raises(error, match=words) as raised:
+        make()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_workspace_stays_open_where_it_cannot_grow():
+    case = make_case()
+    with workspace(case) as own:
+        with pytest.raises(TypeError, match="capacity_rows is 'x', a str"):
+            own.grow(capacity_rows="x")
+        call(case, workspace=own)
+
+
+def test_shared_experts_of_another_type_and_without_a_shape():
+    case = make_case()
+    probs = torch.ones(48, 2)
+    with_shared(case, shared_probs=probs)
+    for wrong in ([probs], list(probs), (probs, probs)):
+        with pytest.raises(TypeError, match=r"shared_probs is a (list|tuple); it must be a torch"):
+            with_shared(case, shared_probs=wrong)
+    for name in ("shared_w1", "shared_w2"):
+        with pytest.raises(
+            ValueError, match=rf"{name} has shape \[\]; it must be \[shared experts"
+        ):
+            with_shared(case, **{name: case.w1.sum()})
+
+
+def test_weights_that_are_no_tensors_under_autocast():
+    case = make_case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for weights in ({"b1": [case.w1], "b2": [case.w2]}, {"w1": [5] * 8}, {"w2": [None] * 8}):
+            named = {"w1": case.w1, "w2": case.w2, **weights}
+            with pytest.raises(TypeError, match=r"it must be a torch\.Tensor"):
+                uniep.moe(case.x, case.ids, case.probs, **named)
+
+
 @pytest.mark.parametrize("shape", [(16, 32), (64,), ()])
 def test_a_layer_names_the_hidden_size(shape):
     layer = uniep.MoELayer(48, 32, 8, 2)
@@ -214,6 +313,53 @@ def test_deferred_needs_parameters():
     case.w1 = case.w1 * 1
     with pytest.raises(ValueError, match="w1 is computed from other tensors"):
         call(case, deferred=uniep.DeferredWeights())
+
+
+@pytest.mark.parametrize("row_pool", [None, 1 << 22])
+def test_deferred_takes_no_copies_of_weights(row_pool):
+    """Their gradients would be lost: nothing waits, and nobody has them."""
+    case = make_case()
+    weights = [torch.nn.Parameter(weight) for weight in (case.w1, case.w2)]
+    case.x.requires_grad_()
+    deferred = uniep.DeferredWeights()
+
+    def run(x, w1, w2, **options):
+        options |= {"deferred": deferred, "row_pool": row_pool}
+        return uniep.moe(x, case.ids, case.probs, w1, w2, **options)
+
+    out = checkpoint(run, case.x, *weights, use_reentrant=True)
+    with pytest.raises(ValueError, match=r"w1 is no nn\.Parameter.* use_reentrant=False") as what:
+        out.backward(case.dy)
+    assert "\n" not in str(what.value) and not len(deferred)
+
+    def gradients(function, *given, reentrant):
+        checkpoint(function, case.x, *given, use_reentrant=reentrant).backward(case.dy)
+        assert len(deferred) == 1
+        uniep.backward_weights(deferred)
+        found = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        return found
+
+    wanted = gradients(run, *weights, reentrant=False)
+    # Parameters that the function has itself, and leaves of any kind where the graph stays whole.
+    found = [gradients(lambda x: run(x, *weights), reentrant=True)]
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    found.append(gradients(run, *weights, reentrant=False))
+    main = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    gradients(partial(run, main_grads=main), *weights, reentrant=True)
+    found.append([gradient.bfloat16() for gradient in main])
+    for one in found:
+        assert all(torch.equal(a, b) for a, b in zip(one, wanted, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [True, [], set(), (), object()])
+def test_deferred_is_a_collection_of_weights(wrong):
+    with pytest.raises(TypeError, match=f"deferred is a {type(wrong).__name__}; it must be a "):
+        call(make_case(), deferred=wrong)
+    for other in (wrong, None):
+        with pytest.raises(TypeError, match=r"it must be a uniep\.DeferredWeights"):
+            uniep.backward_weights(other)
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])

@@ -158,6 +158,27 @@ def test_deferred_weights_have_the_bits_of_those_at_once(dtype):
         assert torch.equal(a, b)
 
 
+def test_deferred_gradients_of_one_weight_are_added_one_by_one():
+    """Those of several calls in one backward: autograd would add them up ahead of grad."""
+    cases = [make_case(seed=s).requires_grad() for s in range(3)]
+    w1 = cases[0].w1
+    before = torch.randn_like(w1.detach())
+    deferred, wanted, dw1 = uniep.DeferredWeights(), before.clone(), []
+
+    def run(case, **options):
+        return uniep.moe(case.x, case.ids, case.probs, w1, case.w2, **options)
+
+    for case in cases:
+        dw1 += torch.autograd.grad(run(case), w1, case.dy)
+    for gradient in reversed(dw1):  # as backward comes to them
+        wanted += gradient
+    w1.grad = before
+    outs = [run(case, deferred=deferred) for case in cases]
+    torch.autograd.backward(outs, [case.dy for case in cases])
+    uniep.backward_weights(deferred)
+    assert torch.equal(w1.grad, wanted)
+
+
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="PyTorch has no grad_dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, None], ids=str)
 def test_deferred_weights_have_the_type_of_gradients_that_was_asked_for(dtype):

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 import uniep
 from uniep import offload as offload_module
-from uniep.workspace import _SAVES
+from uniep._saving import SAVES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CHOICES = [
-    *({"save": save} for save in _SAVES),
+    *({"save": save} for save in SAVES),
     {"recompute_h": True},
     {"save": "none", "recompute_h": True},
     {"exact_rows": True},

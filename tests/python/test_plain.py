@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+import uniep
 from uniep import plain
 from uniep._library import binary
 
@@ -143,6 +145,20 @@ def compare_rank(rank: int, cuts: list[int], store: str) -> None:
 def test_ranks_of_a_group_have_the_bits_of_one(cuts: list[int], tmp_path: Path) -> None:
     """Tokens are cut unevenly; one of the 4 ranks has none."""
     spawn(compare_rank, (cuts, str(tmp_path / "store")), nprocs=len(cuts) - 1)
+
+
+@pytest.mark.parametrize("ids", [[0], [0, 1], [0, 1, 1], [1, 0, 1, 1]])
+def test_a_sum_has_no_rows_of_other_experts(ids: list[int]) -> None:
+    """A product that is too small for fp32 leaves -0, of which a row of zeros more makes +0."""
+    found = []
+    for function in (uniep.moe, partial(plain.moe, ascending=True)):
+        x, w1 = torch.ones(len(ids), 8).bfloat16(), torch.full((2, 8, 8), 1e-20).bfloat16()
+        w2 = torch.ones(2, 8, 8).bfloat16().requires_grad_()
+        probs = torch.ones(len(ids), 1)
+        out = function(x, torch.tensor(ids)[:, None], probs, w1, w2, activation="silu")
+        (gradient,) = torch.autograd.grad(out, w2, torch.full_like(x, -1e-30))
+        found.append(torch.signbit(gradient))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 6e-3), (torch.bfloat16, 2e-2)])
