@@ -19,8 +19,16 @@ uniep_memory_needs Call::needs(std::int64_t rows) const {
   return needs;
 }
 
-void Call::check(int result) {
-  if (result != 0) refuse(uniep_last_error());
+namespace {
+thread_local int last = 0;
 }
+
+void Call::check(int result) {
+  if (result == 0) return;
+  last = result;
+  refuse(uniep_last_error());
+}
+
+int Call::last_failure() { return last; }
 
 }  // namespace uniep::ops

@@ -26,6 +26,8 @@ class Call {
 
   /// Throws the sentence of a function of the C API that returned this.
   static void check(int result);
+  /// What the last function that failed in this thread returned.
+  static int last_failure();
 
  private:
   std::shared_ptr<BoundLayer> bound_;

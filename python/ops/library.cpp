@@ -131,6 +131,11 @@ __attribute__((visibility("default"))) void uniep_torch_end_turn(void* turn) {
   delete static_cast<uniep::ops::Turn*>(turn);
 }
 
+/// What the function of the C API returned that failed last in this thread, in an op.
+__attribute__((visibility("default"))) int uniep_torch_last_failure() {
+  return uniep::ops::Call::last_failure();
+}
+
 __attribute__((visibility("default"))) std::int64_t uniep_torch_bound() {
   return uniep::ops::bound_layers();
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import os
+from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
@@ -26,8 +28,10 @@ __all__ = [
     "check",
     "has_cuda",
     "library",
+    "refusals",
     "torch_library",
     "version",
+    "with_refusals",
 ]
 
 AllGather = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
@@ -56,6 +60,9 @@ class Error(RuntimeError):
     def __init__(self, result: int, sentence: str) -> None:
         super().__init__(sentence)
         self.code = self.NAMES[result - 1] if 0 < result <= len(self.NAMES) else "internal"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # of another process, to which only args would go
+        return Error.of, (self.code, str(self))
 
     @classmethod
     def of(cls, code: str, sentence: str) -> Error:
@@ -255,6 +262,8 @@ def _load_ops() -> ctypes.CDLL:
     lib.uniep_torch_begin_turn.argtypes = [c_int64]
     lib.uniep_torch_end_turn.restype = None
     lib.uniep_torch_end_turn.argtypes = [c_void_p]
+    lib.uniep_torch_last_failure.restype = c_int
+    lib.uniep_torch_last_failure.argtypes = []
     lib.uniep_torch_bound.restype = c_int64
     lib.uniep_torch_bound.argtypes = []
     return lib
@@ -268,6 +277,40 @@ def check(result: int) -> None:
     """Raises :class:`Error` with the sentence of the call that returned `result`."""
     if result != 0:
         raise Error(result, library.uniep_last_error().decode())
+
+
+class _Refusals:
+    """Where ops are called: what the library refuses there is an :class:`Error`, too.
+
+    PyTorch hands on its sentence alone.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if kind is RuntimeError and str(error) == library.uniep_last_error().decode():
+            raise Error(torch_library.uniep_torch_last_failure(), str(error)) from None
+
+
+refusals = _Refusals()
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def with_refusals(backward: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A backward that is run with :data:`refusals`; not where it is compiled."""
+
+    @functools.wraps(backward)
+    def run(*given: _P.args, **named: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():
+            return backward(*given, **named)
+        with refusals:
+            return backward(*given, **named)
+
+    return run
 
 
 def version() -> str:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
+from ._library import with_refusals
 from ._ops import ops
 from ._outside_graphs import outside_graphs
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
@@ -109,6 +110,7 @@ class _MoeInTensors(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_copy(ctx.copy)
         main: Experts | None = ctx.main_grads

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ._forms import Experts
+from ._library import refusals
 from ._ops import ops
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._staying import Staying
@@ -150,7 +151,8 @@ def backward_weights(deferred: DeferredWeights) -> None:
 
     Raises:
         TypeError: for another type.
-        RuntimeError: where the workspace of a call has been closed, or shared experts have main
+        RuntimeError: where the workspace of a call has been closed, or the library refuses or fails
+            (uniep.Error), or shared experts have main
             gradients and x or the gradient of the output has been changed in place since the
             backward. What waits behind the call stays.
     """
@@ -158,7 +160,9 @@ def backward_weights(deferred: DeferredWeights) -> None:
     while len(deferred):
         call = deferred.pop()
         _hold_for_current_stream(call)
-        if (gradients := weight_gradients(call)) is not None:
+        with refusals:
+            gradients = weight_gradients(call)
+        if gradients is not None:
             _add_gradients(call.weights, gradients)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _arguments, _hooks
+from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
@@ -149,7 +149,8 @@ def moe(
     Raises:
         TypeError: for a wrong dtype, and for what is of another type than these.
         ValueError: for a wrong shape, device or layout, and for arguments that exclude each other.
-        RuntimeError: where the library refuses or fails: a routing that does not fit, a lost rank.
+        uniep.Error: where the library refuses or fails: a routing that does not fit, a lost rank.
+            A compiled call raises a RuntimeError of the same sentence.
     """
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
@@ -242,23 +243,27 @@ def moe(
     )
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
-    if first_says_most and not torch.compiler.is_compiling():
-        out = _run_within_first(call, tokens, ids, rows_of_probs)
-    else:
+    if torch.compiler.is_compiling():
         out = call.run(tokens, ids, rows_of_probs)
+    else:
+        out = _run(call, tokens, ids, rows_of_probs, first_says_most)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, shared_probs, weights)
 
 
-def _run_within_first(call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
-    """Where nobody has said max_tokens: the first call has, and the error is to say so."""
+def _run(
+    call: CheckedCall, tokens: Tensor, ids: Tensor, probs: Tensor, first_says_most: bool
+) -> Tensor:
     try:
-        return call.run(tokens, ids, probs)
-    except RuntimeError as error:
-        if "max_tokens=" not in str(error):
+        with _library.refusals:
+            return call.run(tokens, ids, probs)
+    except _library.Error as error:
+        if not first_says_most or "max_tokens=" not in str(error):
             raise
-        raise RuntimeError(
+        # Nobody has said max_tokens: the first call has, and the error is to say so.
+        raise _library.Error.of(
+            error.code,
             f"{error}, which the first call of this shape had; pass max_tokens, the most that any "
-            "rank ever has, to the layer or to every call"
+            "rank ever has, to the layer or to every call",
         ) from error
 
 

@@ -16,6 +16,7 @@ from . import _library
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
 from ._forms import Experts, experts_from
+from ._library import with_refusals
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
@@ -311,6 +312,7 @@ class _MoeInPages(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_copy(ctx.copy)
         asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)

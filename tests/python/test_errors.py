@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import pytest
@@ -89,8 +90,9 @@ def test_impossible_ids(bad, dtype):
     case = make_case()
     case.ids = case.ids.to(dtype)
     case.ids[5, 1] = bad
-    with pytest.raises(RuntimeError, match=str(bad)):
+    with pytest.raises(uniep.Error, match=str(bad)) as raised:
         call(case)
+    assert raised.value.code == "argument"
     step(make_case())  # the workspace still serves
 
 
@@ -100,6 +102,28 @@ def test_ids_that_only_int64_holds_stay_impossible():
     case.ids[0, 0] = 2**32
     with pytest.raises(RuntimeError):
         call(case)
+
+
+def test_errors_of_a_forward_and_a_backward_have_their_code():
+    case = make_case()
+    case.ids[:] = torch.tensor([0, 1])
+    with pytest.raises(uniep.Error, match="capacity_rows") as raised:
+        call(case, capacity_rows=128, max_tokens=case.x.shape[0])
+    assert raised.value.code == "capacity"
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (copy.code, str(copy)) == ("capacity", str(raised.value))
+
+    def damaged(tensor):
+        return torch.zeros_like(tensor) if tensor.dtype == torch.uint8 else tensor
+
+    for options in ({}, {"deferred": uniep.DeferredWeights()}):
+        case = make_case()
+        case.requires_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, damaged):
+            out = call(case, **options)
+        with pytest.raises(uniep.Error, match="plan") as raised:
+            out.sum().backward()
+        assert raised.value.code == "argument"
 
 
 def test_other_devices():
