@@ -156,7 +156,9 @@ class Layers:
             for layer in reversed(self.layers):
                 layer.c_backward()
         else:
-            torch.autograd.grad(self.outputs.pop(way), self.leaves, self.layers[0].dy)
+            for leaf in self.leaves:
+                leaf.grad = None
+            self.outputs.pop(way).backward(self.layers[0].dy)
 
     def measure(self, turns: int, whole: bool) -> dict[tuple[str, str], list[float]]:
         """Microseconds a layer of each turn, by direction and way.
