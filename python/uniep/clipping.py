@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     behind DDP or ``all_reduce``, or DTensors, as behind FSDP2. Main gradients are clipped, too.
 
     Args:
-        module: all ranks of its layers' groups call this alike.
+        module: all ranks of its layers' groups call this alike. A rank may lack gradients of its
+            experts that others have.
         max_norm: more than 0.
 
     Returns:
@@ -51,14 +53,15 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
             if weight is not None and id(weight) not in of_experts  # layers may share weights
         ]
         of_experts |= {id(weight) for weight in own}
-        found = [gradient for weight in own if (gradient := _gradient(weight)) is not None]
-        gradients += found
-        squares += [square for gradient in found for square in _of_all(gradient, layer.group)]
+        found = [_gradient(weight) for weight in own]
+        gradients += [gradient for gradient in found if gradient is not None]
+        if own:
+            squares += _of_all(own, found, layer.group)
     for weight in module.parameters():
         if id(weight) not in of_experts and (gradient := _gradient(weight)) is not None:
             gradients.append(gradient)
             squares.append(_whole(_squares(gradient)))
-    if not gradients:
+    if not squares:
         return torch.zeros(())
     device = squares[0].device
     norm = torch.stack([square.to(device) for square in squares]).sum().sqrt()
@@ -86,9 +89,23 @@ def _whole(value: Tensor) -> Tensor:
     return whole
 
 
-def _of_all(gradient: Tensor, group: GroupLike) -> list[Tensor]:
-    """The sum of squares of each expert of all ranks."""
-    return list(all_gathered(_of_experts(gradient), group))
+def _of_all(
+    weights: Sequence[Tensor], gradients: Sequence[Tensor | None], group: GroupLike
+) -> list[Tensor]:
+    """The sum of squares of each expert of all ranks, weight after weight.
+
+    A weight without a gradient has zeros: it may have one on other ranks.
+    """
+    own = torch.stack(
+        [
+            torch.zeros(weight.shape[0], device=weight.device)
+            if gradient is None
+            else _of_experts(gradient)
+            for weight, gradient in zip(weights, gradients, strict=True)
+        ]
+    )
+    of_ranks = all_gathered(own, group).view(-1, *own.shape)  # [ranks, weights, experts]
+    return list(of_ranks.transpose(0, 1).flatten())
 
 
 def _of_experts(gradient: Tensor) -> Tensor:

@@ -67,9 +67,13 @@ class Placement:
         """The placement with these experts at places 0, 1, ...
 
         Raises:
+            TypeError: for numbers that are not whole.
             ValueError: where they are no permutation of 0 to E - 1.
         """
-        order = torch.as_tensor(experts, dtype=torch.int64)
+        given = torch.as_tensor(experts)
+        if given.numel() and given.is_floating_point():
+            raise TypeError(f"experts are {given.dtype}; whole numbers are accepted")
+        order = given.long()
         numbers = torch.arange(order.numel(), device=order.device)
         if order.dim() != 1 or not torch.equal(order.sort().values, numbers):
             raise ValueError(
@@ -202,8 +206,10 @@ def coactivation(topk_ids: Tensor, num_experts: int, counts: Tensor | None = Non
         expert twice has two rows of it, and counts once for its pairs.
 
     Raises:
-        ValueError: for counts of another shape or dtype.
+        ValueError: for ids without slots, and counts of another shape or dtype, or that are none.
     """
+    if topk_ids.dim() < 1:
+        raise ValueError("topk_ids has shape []; it must be [..., K]")
     if counts is None:
         counts = torch.zeros(num_experts, num_experts, dtype=torch.int64, device=topk_ids.device)
     _check_counts(counts, num_experts)
@@ -251,6 +257,11 @@ def place_experts(
     _check_counts(counts, counts.shape[0] if counts.dim() else 0)
     ranks = hosts if ranks is None else ranks
     _check_layout(counts.shape[0], hosts, ranks)
+    if not torch.equal(counts, counts.T) or bool((counts < 0).any()):
+        raise ValueError(
+            "co-activation counts are negative or not symmetric; what uniep.coactivation counts is "
+            "accepted"
+        )
     if not slack >= 0:
         raise ValueError(f"slack is {slack}; 0 or more is accepted")
     order: list[Tensor] = []

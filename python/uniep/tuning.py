@@ -21,7 +21,7 @@ from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._forms import ExpertWeight
 from ._ops import ops
 from .hosts import to_all_hosts
-from .workspace import Workspace
+from .workspace import Workspace, check_is_workspace
 
 __all__ = ["Tuned", "tune_calls"]
 
@@ -177,11 +177,12 @@ def tune_calls(
         shared_probs: likewise.
 
     Raises:
-        TypeError: for a wrong dtype.
+        TypeError: for a wrong dtype, and a workspace that is none.
         ValueError: for a wrong shape, device or layout, a workspace for other tensors, and one
             with a row pool.
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
+    check_is_workspace(workspace)
     workspace.require_open()
     for name, value in (("budget", budget), ("candidates", candidates)):
         if value == 0:  # of the C API: its default

@@ -149,6 +149,30 @@ def test_frozen_experts_do_not_count(frozen: str) -> None:
     torch.testing.assert_close(uniep.clip_grad_norm_(model, MOST), wanted)
 
 
+def with_gradients_of_some() -> list[Tensor]:
+    """A rank lacks gradients that another has: one weight's, or all."""
+    norms = []
+    for lacking in (["w1"], ["w1", "w2", "b1", "b2"]):
+        model = Model(dist.group.WORLD)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        for name in lacking if dist.get_rank() == 1 else ():
+            getattr(model.moe, name).grad = None
+        squares = sum(w.grad.double().square().sum() for w in model.experts() if w.grad is not None)
+        of_all = torch.as_tensor(squares, dtype=torch.float64)
+        dist.all_reduce(of_all)
+        of_others = sum(w.grad.double().square().sum() for w in model.others())
+        norm = uniep.clip_grad_norm_(model, MOST)
+        torch.testing.assert_close(norm.double(), (of_all + of_others).sqrt(), rtol=1e-6, atol=0)
+        norms.append(norm)
+    return norms
+
+
+def test_ranks_may_lack_gradients_that_others_have() -> None:
+    for norms in zip(*run_ranks(2, with_gradients_of_some), strict=True):
+        assert torch.equal(*norms)
+
+
 def beside_fsdp() -> tuple[Tensor, Tensor]:
     model = Model(dist.group.WORLD)
     fully_shard(model, mesh=cpu_mesh(), ignored_params=model.experts())

@@ -349,7 +349,9 @@ def test_what_is_accepted_is_said():
         with pytest.raises(ValueError) as error:
             placement.place_experts(counts, **arguments)
         assert all(word in str(error.value) for word in words), error.value
-    for wrong in (counts[0], counts[:4], counts.float()):
+    one_sided = counts.clone()
+    one_sided[0, 1] = 2  # exchanges would never end
+    for wrong in (counts[0], counts[:4], counts.float(), one_sided, counts - 1):
         with pytest.raises(ValueError, match="co-activation counts are"):
             placement.place_experts(wrong, hosts=2)
     assert Placement.of([1, 0]) == Placement.of([1, 0]) and Placement.of([1, 0]) != [1, 0]
@@ -359,6 +361,10 @@ def test_what_is_accepted_is_said():
     }
     with pytest.raises(ValueError, match="no permutation"):
         Placement.of([0, 0, 1])
+    with pytest.raises(TypeError, match="whole numbers"):
+        Placement.of([0.0, 1.0])
+    with pytest.raises(ValueError, match=r"topk_ids has shape \[\]"):
+        placement.coactivation(torch.tensor(1), 4)
     placed = Placement.of([1, 0])
     with pytest.raises(ValueError, match=r"shape \[3, 4\]; its first dimension must be all 2"):
         placed.permute(torch.zeros(3, 4))
