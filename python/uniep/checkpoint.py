@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -306,8 +306,9 @@ def distributed_optimizer_state_dict(
 
     What it has of experts, such as moments, are DTensors as in :func:`distributed_state_dict`.
     PyTorch's own ``get_optimizer_state_dict`` has plain tensors there, of which a checkpoint keeps
-    one rank's for all. Names are PyTorch's, without those of wrappers such as DDP. An optimizer
-    that has not stepped gets state of zeros first, to load into::
+    one rank's for all. Names are PyTorch's, without those of wrappers such as DDP. Of an optimizer
+    that has not stepped the dict has zeros, to load into or to save. The optimizer itself stays as
+    it is, as do gradients; one that loads such zeros begins anew::
 
         state = {"model": distributed_state_dict(model)}
         state["optimizer"] = distributed_optimizer_state_dict(model, optimizer)
@@ -325,10 +326,16 @@ def distributed_optimizer_state_dict(
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
-    state = found["state"] = dict(found["state"])
+    with _without_gradients(optimizer) as is_new:
+        found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
+        state = found["state"] = dict(found["state"])
+        experts = _experts_of_optimizer(module, optimizer, found)
+        if is_new:
+            optimizer.state.clear()
+            for of in state.values():  # no longer the optimizer's
+                of.update(_of_no_step(of))
     meshes: dict[int, Any] = {}
-    for name, (weight, layer) in _experts_of_optimizer(module, optimizer, found).items():
+    for name, (weight, layer) in experts.items():
         if name not in state:  # one that has no gradients, or an optimizer without state
             continue
         # In a dict of its own: what PyTorch gives is the optimizer's.
@@ -339,6 +346,60 @@ def distributed_optimizer_state_dict(
             for what, value in state[name].items()
         }
     return found
+
+
+@contextmanager
+def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[bool]:
+    """Within it PyTorch can make state of an optimizer that has none; yields whether that is so.
+
+    PyTorch makes it by a step with gradients of zeros and a learning rate of 0, and makes none
+    where there are gradients, as a plain SGD has no state either. So they are set aside. If
+    anything raises, the optimizer is without state again, and has its learning rates.
+    """
+    # Who looks at the state of a weight leaves an empty dict there.
+    is_new = not any(not isinstance(of, dict) or of for of in optimizer.state.values())
+    if not is_new:
+        yield False
+        return
+    optimizer.state.clear()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    gradients = [weight.grad for weight in weights]
+    rates = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    try:
+        for weight in weights:
+            weight.grad = None
+        yield True
+    except BaseException:
+        optimizer.state.clear()
+        for group, rate in rates:
+            group["lr"] = rate
+        raise
+    finally:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+
+
+def _of_no_step(state: dict[str, Any]) -> dict[str, Any]:
+    """Zeros in place of what a step has left, such as its count and the decay of weights.
+
+    They are -0.0, by which :func:`_is_of_no_step` knows them: what optimizers begin with is not
+    always zeros, and a momentum of zeros is damped where the first is not.
+    """
+    found = dict(state)
+    for what, value in state.items():
+        if type(value) in (Tensor, DTensor):
+            found[what] = torch.full_like(value, -0.0)
+        elif what == "step" and isinstance(value, int | float):
+            found[what] = type(value)(0)
+    return found
+
+
+def _is_of_no_step(state: dict[str, Any]) -> bool:
+    tensors = [v.to_local() if type(v) is DTensor else v for v in state.values()]
+    tensors = [v for v in tensors if type(v) is Tensor and v.is_floating_point() and v.numel() > 0]
+    # The count is first: of a state after steps no more is read.
+    tensors.sort(key=Tensor.numel)
+    return bool(tensors) and all(bool(((v == 0) & v.signbit()).all()) for v in tensors)
 
 
 def _is_of(weight: Tensor, value: Any, name: str, what: str) -> bool:
@@ -359,6 +420,8 @@ def load_optimizer_state_dict(
 ) -> None:
     """Gives `optimizer` what :func:`distributed_optimizer_state_dict` has, once it is loaded.
 
+    Gradients stay as they are.
+
     Raises:
         ValueError: as :func:`distributed_optimizer_state_dict`.
         NotImplementedError: as :func:`distributed_state_dict`.
@@ -369,14 +432,18 @@ def load_optimizer_state_dict(
     )
 
     own = dict(state["state"])
-    # The groups in `state` may have been saved in another order.
-    found = dict(get_optimizer_state_dict(module, optimizer))
-    for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
-        own[name] = {
-            what: value.to_local() if isinstance(value, DTensor) else value
-            for what, value in own[name].items()
-        }
-    set_optimizer_state_dict(module, optimizer, {**state, "state": own})
+    with _without_gradients(optimizer):
+        # The groups in `state` may have been saved in another order.
+        found = dict(get_optimizer_state_dict(module, optimizer))
+        for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
+            own[name] = {
+                what: value.to_local() if isinstance(value, DTensor) else value
+                for what, value in own[name].items()
+            }
+        set_optimizer_state_dict(module, optimizer, {**state, "state": own})
+    # Without state the next step is a first one.
+    for weight in [weight for weight, of in optimizer.state.items() if _is_of_no_step(of)]:
+        del optimizer.state[weight]
 
 
 def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
