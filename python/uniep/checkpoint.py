@@ -7,9 +7,10 @@ rank, that is enough.
 from __future__ import annotations
 
 import json
+import os
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,6 +74,13 @@ FAMILIES: dict[str, Names] = {
 #: Tensors by name, a safetensors file, or a folder of these with or without their index.
 Source: TypeAlias = "Mapping[str, Tensor] | str | Path"
 
+_INDEX = "model.safetensors.index.json"
+
+# Types that are loaded, by their names in files.
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
 _Take: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -122,7 +130,8 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
 
     Of DTensors, such as a router that FSDP2 shards, every rank reads the whole and keeps its part.
     What FSDP2 has gathered, as between a forward and its backward, it lets go of first, as in
-    ``load_state_dict``.
+    ``load_state_dict``. Names, shapes and types are checked before anything is written; those of a
+    mapping that is no dict, and may read what it gives, tensor by tensor.
 
     Args:
         layer: what is loaded into; values are cast to its dtypes.
@@ -133,14 +142,18 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
 
     Raises:
         KeyError: for a tensor that is not there.
-        ValueError: for a tensor of another shape, one in a quantised type, an unknown family, and a
-            layer that has what the family lacks, or is on the meta device.
+        OSError: for a file that is not there.
+        ValueError: for a tensor of another shape, one in a quantised type, a file that is no
+            safetensors file or no index, an unknown family, and a layer that has what the family
+            lacks, or of which a tensor is on the meta device.
     """
-    if layer.w1.is_meta:
-        raise ValueError(
-            "the layer is on 'meta', where nothing can be loaded; one with memory is accepted, by "
-            "layer.to_empty(device=...)"
-        )
+    own = {"w1": layer.w1, "w2": layer.w2, **dict(layer.named_parameters())}
+    for what, weight in (*own.items(), *layer.named_buffers()):
+        if weight.is_meta:
+            raise ValueError(
+                f"{what} of the layer is on 'meta', where nothing can be loaded; a layer with "
+                "memory for all that it has is accepted, by layer.to_empty(device=...)"
+            )
     _let_go_of_gathered(layer)
     wholes: list[tuple[DTensor, Tensor]] = []
 
@@ -152,23 +165,27 @@ def load_hugging_face(layer: MoELayer, source: Source, family: str, prefix: str)
         return whole
 
     tensors = {**_of_experts(layer, family, take), **_replicated(layer, family, take)}
+    named = {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
     with ExitStack() as stack:
-        read = _reader(source, stack)
-        for own, tensor in tensors.items():
-            name = f"{prefix}.{own}"
-            value = read(name)
-            if value.shape != tensor.shape:
-                raise ValueError(
-                    f"{name} has shape {list(value.shape)}; the layer's is {list(tensor.shape)}"
-                )
-            if value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(
-                    f"{name} is {value.dtype}; weights must be float32, bfloat16 or float16"
-                )
+        reader = _reader(source, stack)
+        for name, tensor in named.items():
+            if found := reader.form(name):
+                _check_form(name, tensor, *found)
+        for name, tensor in named.items():
+            value = reader.read(name)
+            _check_form(name, tensor, value.shape, value.dtype)
             tensor.copy_(value)
     for weight, whole in wholes:
         parts = (weight.device_mesh, weight.placements)
         weight.copy_(distribute_tensor(whole, *parts, src_data_rank=None))  # nothing is sent
+
+
+def _check_form(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype | str) -> None:
+    """Whether what is found by `name` can be loaded into `tensor`."""
+    if list(shape) != list(tensor.shape):
+        raise ValueError(f"{name} has shape {list(shape)}; the layer's is {list(tensor.shape)}")
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"{name} is {dtype}; weights must be float32, bfloat16 or float16")
 
 
 def save_hugging_face(
@@ -182,21 +199,34 @@ def save_hugging_face(
 
     Collective over the group of the layers, which is the same for all, and over the meshes of
     DTensors, such as a router that FSDP2 shards: these are saved whole. Of data-parallel replicas
-    one saves, or each to a folder of its own: they would write the same files.
+    one saves, or each to a folder of its own: they would write the same files. Once it returns, on
+    whichever rank, all files are there.
 
     Args:
         folder: made if it is not there.
-        layers: by their prefix in the model.
+        layers: by their prefix in the model; at least one.
         family: one of :data:`FAMILIES`.
         others: tensors of the rest of the model, by name, which rank 0 saves. If some are DTensors,
             all ranks pass them, in the same order.
 
     Raises:
         ImportError: where the package safetensors is missing.
-        ValueError: for an unknown family, or layers that have what the family lacks.
+        OSError: for a file that cannot be written; where it is the index, on all ranks.
+        ValueError: for an unknown family, layers that have what the family lacks, no layers, and
+            others by the name of a layer's tensor.
     """
     from safetensors.torch import save_file
 
+    if not layers:
+        raise ValueError("layers is empty; one layer or more by their prefixes are accepted")
+    others = others or {}
+    for prefix, layer in layers.items() if others else ():
+        for name in _names_of_all(layer, family):
+            if f"{prefix}.{name}" in others:
+                raise ValueError(
+                    f"others has {prefix}.{name}, which layer {prefix} saves by itself; tensors of "
+                    "the rest of the model are accepted"
+                )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for layer in layers.values():
@@ -204,7 +234,7 @@ def save_hugging_face(
     some = next(iter(layers.values()))
     file = f"model-{some.rank + 1:05}-of-{some.size:05}.safetensors"
     data: dict[str, Tensor] = {}
-    for name, tensor in (others or {}).items():
+    for name, tensor in others.items():
         whole = _whole(tensor)  # on all ranks, which may have parts
         if some.rank == 0:
             data[name] = _on_host(whole)
@@ -217,14 +247,46 @@ def save_hugging_face(
     save_file(data, str(folder / file), metadata={"format": "pt"})
 
     entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
-    # All wait here until every file is there.
     parts = gather_objects(entries, some.group) if some.size > 1 else [entries]
+    error: OSError | None = None
     if some.rank == 0:
         index = {
             "metadata": {"total_size": sum(sum(sizes.values()) for _, sizes in parts)},
             "weight_map": {name: name_of for name_of, sizes in parts for name in sizes},
         }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        try:
+            _write_whole(folder / _INDEX, json.dumps(index, indent=2) + "\n")
+        except OSError as raised:
+            error = raised
+    failed = None if error is None else str(error)
+    # All wait here until the index is there, and hear if it is not.
+    said = gather_objects(failed, some.group) if some.size > 1 else [None]
+    if error is not None:
+        raise error
+    if said[0] is not None:
+        raise OSError(f"rank 0 could not write the index of {folder}: {said[0]}")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Who reads the file finds all of it, or what was there before."""
+    part = file.with_name(f"{file.name}.part")
+    try:
+        part.write_text(text)
+        os.replace(part, file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _names_of_all(layer: MoELayer, family: str) -> set[str]:
+    """Names, without prefix, of what the layer has on all of its ranks."""
+    names = _names(family)
+    found = {names.router} if names.bias is None else {names.router, names.bias}
+    for name in (names.gate, names.up, names.down):
+        found.update(name.format(expert=expert) for expert in range(layer.num_experts))
+    if names.shared is not None:
+        found.update(f"{names.shared}.{name}.weight" for name in _PROJECTIONS)
+    return found
 
 
 def _let_go_of_gathered(layer: MoELayer) -> None:
@@ -306,8 +368,9 @@ def distributed_optimizer_state_dict(
 
     What it has of experts, such as moments, are DTensors as in :func:`distributed_state_dict`.
     PyTorch's own ``get_optimizer_state_dict`` has plain tensors there, of which a checkpoint keeps
-    one rank's for all. Names are PyTorch's, without those of wrappers such as DDP. An optimizer
-    that has not stepped gets state of zeros first, to load into::
+    one rank's for all. Names are PyTorch's, without those of wrappers such as DDP. Of an optimizer
+    that has not stepped the dict has zeros, to load into or to save. The optimizer itself stays as
+    it is, as do gradients; one that loads such zeros begins anew::
 
         state = {"model": distributed_state_dict(model)}
         state["optimizer"] = distributed_optimizer_state_dict(model, optimizer)
@@ -325,10 +388,16 @@ def distributed_optimizer_state_dict(
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
-    state = found["state"] = dict(found["state"])
+    with _without_gradients(optimizer) as is_new:
+        found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
+        state = found["state"] = dict(found["state"])
+        experts = _experts_of_optimizer(module, optimizer, found)
+        if is_new:
+            optimizer.state.clear()
+            for of in state.values():  # no longer the optimizer's
+                of.update(_of_no_step(of))
     meshes: dict[int, Any] = {}
-    for name, (weight, layer) in _experts_of_optimizer(module, optimizer, found).items():
+    for name, (weight, layer) in experts.items():
         if name not in state:  # one that has no gradients, or an optimizer without state
             continue
         # In a dict of its own: what PyTorch gives is the optimizer's.
@@ -339,6 +408,60 @@ def distributed_optimizer_state_dict(
             for what, value in state[name].items()
         }
     return found
+
+
+@contextmanager
+def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[bool]:
+    """Within it PyTorch can make state of an optimizer that has none; yields whether that is so.
+
+    PyTorch makes it by a step with gradients of zeros and a learning rate of 0, and makes none
+    where there are gradients, as a plain SGD has no state either. So they are set aside. If
+    anything raises, the optimizer is without state again, and has its learning rates.
+    """
+    # Who looks at the state of a weight leaves an empty dict there.
+    is_new = not any(not isinstance(of, dict) or of for of in optimizer.state.values())
+    if not is_new:
+        yield False
+        return
+    optimizer.state.clear()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    gradients = [weight.grad for weight in weights]
+    rates = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    try:
+        for weight in weights:
+            weight.grad = None
+        yield True
+    except BaseException:
+        optimizer.state.clear()
+        for group, rate in rates:
+            group["lr"] = rate
+        raise
+    finally:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+
+
+def _of_no_step(state: dict[str, Any]) -> dict[str, Any]:
+    """Zeros in place of what a step has left, such as its count and the decay of weights.
+
+    They are -0.0, by which :func:`_is_of_no_step` knows them: what optimizers begin with is not
+    always zeros, and a momentum of zeros is damped where the first is not.
+    """
+    found = dict(state)
+    for what, value in state.items():
+        if type(value) in (Tensor, DTensor):
+            found[what] = torch.full_like(value, -0.0)
+        elif what == "step" and isinstance(value, int | float):
+            found[what] = type(value)(0)
+    return found
+
+
+def _is_of_no_step(state: dict[str, Any]) -> bool:
+    tensors = [v.to_local() if type(v) is DTensor else v for v in state.values()]
+    tensors = [v for v in tensors if type(v) is Tensor and v.is_floating_point() and v.numel() > 0]
+    # The count is first: of a state after steps no more is read.
+    tensors.sort(key=Tensor.numel)
+    return bool(tensors) and all(bool(((v == 0) & v.signbit()).all()) for v in tensors)
 
 
 def _is_of(weight: Tensor, value: Any, name: str, what: str) -> bool:
@@ -359,6 +482,8 @@ def load_optimizer_state_dict(
 ) -> None:
     """Gives `optimizer` what :func:`distributed_optimizer_state_dict` has, once it is loaded.
 
+    Gradients stay as they are.
+
     Raises:
         ValueError: as :func:`distributed_optimizer_state_dict`.
         NotImplementedError: as :func:`distributed_state_dict`.
@@ -369,14 +494,18 @@ def load_optimizer_state_dict(
     )
 
     own = dict(state["state"])
-    # The groups in `state` may have been saved in another order.
-    found = dict(get_optimizer_state_dict(module, optimizer))
-    for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
-        own[name] = {
-            what: value.to_local() if isinstance(value, DTensor) else value
-            for what, value in own[name].items()
-        }
-    set_optimizer_state_dict(module, optimizer, {**state, "state": own})
+    with _without_gradients(optimizer):
+        # The groups in `state` may have been saved in another order.
+        found = dict(get_optimizer_state_dict(module, optimizer))
+        for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
+            own[name] = {
+                what: value.to_local() if isinstance(value, DTensor) else value
+                for what, value in own[name].items()
+            }
+        set_optimizer_state_dict(module, optimizer, {**state, "state": own})
+    # Without state the next step is a first one.
+    for weight in [weight for weight, of in optimizer.state.items() if _is_of_no_step(of)]:
+        del optimizer.state[weight]
 
 
 def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
@@ -492,7 +621,7 @@ def _replicated(layer: MoELayer, family: str, take: _Take) -> dict[str, Tensor]:
     if names.bias is not None and layer.router.bias is not None:
         tensors[names.bias] = take(layer.router.bias)
     if names.shared is not None and shared is not None:
-        for name, tensor in zip(("gate_proj", "up_proj", "down_proj"), shared, strict=True):
+        for name, tensor in zip(_PROJECTIONS, shared, strict=True):
             tensors[f"{names.shared}.{name}.weight"] = tensor
     return tensors
 
@@ -515,41 +644,102 @@ def _shared(layer: MoELayer, take: _Take) -> tuple[Tensor, Tensor, Tensor] | Non
     return gate, up, take(layer.shared_w2)[0]
 
 
-def _reader(source: Source, stack: ExitStack) -> Callable[[str], Tensor]:
-    """A function that reads a tensor by name; files are open as long as `stack`."""
+@dataclass(frozen=True)
+class _Reader:
+    """What reads tensors by name.
+
+    Attributes:
+        form: shape and type, or None where only reading tells.
+        read: the tensor.
+    """
+
+    form: Callable[[str], tuple[Sequence[int], torch.dtype | str] | None]
+    read: Callable[[str], Tensor]
+
+
+def _reader(source: Source, stack: ExitStack) -> _Reader:
+    """Of what `source` has; files are open as long as `stack`."""
     if isinstance(source, Mapping):
-
-        def of_mapping(name: str) -> Tensor:
-            if name not in source:
-                raise KeyError(f"{name} is not among the {len(source)} tensors of the source")
-            return source[name]
-
-        return of_mapping
-
-    from safetensors import safe_open
-
+        return _reader_of_mapping(source)
     path = Path(source)
-    index = path / "model.safetensors.index.json"
     files: dict[str, Any] = {}
 
     def file_of(name: str) -> Any:
-        if file := files.get(name):
-            return file
-        file = files[name] = stack.enter_context(safe_open(name, framework="pt"))
-        return file
+        if name not in files:
+            files[name] = _opened(name, stack)
+        return files[name]
 
-    weights: dict[str, str] = {}
-    if path.is_dir() and index.exists():
-        listed = json.loads(index.read_text())["weight_map"]
-        weights = {name: str(path / file) for name, file in listed.items()}
+    if path.is_dir() and (path / _INDEX).exists():
+        weights = {name: str(path / file) for name, file in _weight_map(path / _INDEX).items()}
     else:
         single = str(path / "model.safetensors" if path.is_dir() else path)
         weights = dict.fromkeys(file_of(single).keys(), single)
 
-    def of_files(name: str) -> Tensor:
+    keys: dict[str, set[str]] = {}
+
+    def file_with(name: str) -> Any:
         if name not in weights:
             raise KeyError(f"{name} is not in {path}, which has {len(weights)} tensors")
-        tensor: Tensor = file_of(weights[name]).get_tensor(name)
+        file = weights[name]
+        if file not in keys:
+            keys[file] = set(file_of(file).keys())
+        if name not in keys[file]:
+            raise KeyError(f"{name} is not in {file}, where {path / _INDEX} has it")
+        return file_of(file)
+
+    def form(name: str) -> tuple[Sequence[int], torch.dtype | str]:
+        part = file_with(name).get_slice(name)
+        return part.get_shape(), _DTYPES.get(part.get_dtype(), part.get_dtype())
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = file_with(name).get_tensor(name)
         return tensor
 
-    return of_files
+    return _Reader(form, read)
+
+
+def _reader_of_mapping(source: Mapping[str, Tensor]) -> _Reader:
+    def check(name: str) -> None:
+        if name not in source:
+            raise KeyError(f"{name} is not among the {len(source)} tensors of the source")
+
+    def form(name: str) -> tuple[Sequence[int], torch.dtype | str] | None:
+        check(name)
+        # Others may read a file for each.
+        return (source[name].shape, source[name].dtype) if isinstance(source, dict) else None
+
+    def read(name: str) -> Tensor:
+        check(name)
+        return source[name]
+
+    return _Reader(form, read)
+
+
+def _opened(file: str, stack: ExitStack) -> Any:
+    """A safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return stack.enter_context(safe_open(file, framework="pt"))
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file} is no whole safetensors file ({error}); one as save_file of safetensors "
+            "writes is accepted"
+        ) from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Files by the names of the tensors that they have."""
+    try:
+        found = json.loads(index.read_text())
+    except ValueError as error:  # of JSON, or of UTF-8
+        raise ValueError(
+            f"{index} is no JSON ({error}); an index as Hugging Face writes is accepted"
+        ) from error
+    files = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(
+            f"{index} has no weight_map of tensors' names to files; an index as Hugging Face "
+            "writes is accepted"
+        )
+    return files

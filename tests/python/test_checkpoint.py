@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections import OrderedDict
+import time
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -311,6 +314,35 @@ def test_fsdp_beside_experts(tmp_path: Path) -> None:
     run_ranks(4, sharded_but_for_experts, tmp_path)
 
 
+def new_beside_fsdp(folder: Path) -> None:
+    """An optimizer that has not stepped, some of whose moments are DTensors of FSDP2."""
+
+    def make(seed: int) -> Model:
+        torch.manual_seed(seed)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+        model = new_model(group=mesh["ep"])
+        layer = model.moe
+        fully_shard(model, mesh=mesh["dp"], ignored_params={layer.w1, layer.w2, layer.b1, layer.b2})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, dampening=0.5)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        return model, optimizer
+
+    saved, other = make(3), make(4)
+    dcp.save(state_of(*saved), checkpoint_id=folder)
+    load(*other, folder)
+    for model, optimizer in (saved, other):
+        assert len(optimizer.state) == 0
+        optimizer.step()
+        for weight in model.parameters():  # not damped, as it is the first
+            buffer = optimizer.state[weight]["momentum_buffer"]
+            assert torch.equal(buffer, torch.ones_like(weight))
+
+
+def test_a_new_optimizer_beside_fsdp(tmp_path: Path) -> None:
+    run_ranks(4, new_beside_fsdp, tmp_path)
+
+
 def ended(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("hosts", "ranks"))
     layers = [new_layer(), new_layer(group=mesh)]
@@ -327,3 +359,179 @@ def ended(folder: Path) -> None:
 
 def test_a_group_that_has_ended(tmp_path: Path) -> None:
     run_ranks(2, ended, tmp_path)
+
+
+PREFIX = "model.layers.0.mlp"
+
+
+def of_family(seed: int = 3, **options: Any) -> uniep.MoELayer:
+    torch.manual_seed(seed)
+    return uniep.MoELayer(16, 16, 4, 2, **options)
+
+
+def index_once_saved(folder: Path) -> None:
+    """Rank 0 is slow to write it, over one of before."""
+    layer = of_family(group=dist.group.WORLD)
+    index = folder / "model.safetensors.index.json"
+    if dist.get_rank() == 0:
+        index.write_text("of before")
+        replace = os.replace
+
+        def slowly(*files: Any) -> None:
+            time.sleep(1)
+            assert index.read_text() == "of before"
+            replace(*files)
+
+        os.replace = slowly
+    dist.barrier()
+    checkpoint.save_hugging_face(folder, {PREFIX: layer}, "qwen3_moe")
+    assert len(json.loads(index.read_text())["weight_map"]) == 13
+    other = of_family(seed=4, group=dist.group.WORLD)
+    checkpoint.load_hugging_face(other, folder, "qwen3_moe", PREFIX)
+    assert torch.equal(other.w1, layer.w1)
+    assert not list(folder.glob("*.part"))
+
+
+def test_all_files_are_there_once_a_rank_has_saved(tmp_path: Path) -> None:
+    run_ranks(2, index_once_saved, tmp_path)
+
+
+def index_that_cannot_be_written(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").mkdir(exist_ok=True)
+    layer = of_family(group=dist.group.WORLD)
+    words = r"index\.json" if dist.get_rank() == 0 else "rank 0 could not write the index of .*json"
+    with pytest.raises(OSError, match=words):
+        checkpoint.save_hugging_face(folder, {PREFIX: layer}, "qwen3_moe")
+    assert not list(folder.glob("*.part"))
+
+
+def test_all_ranks_hear_of_an_index_that_cannot_be_written(tmp_path: Path) -> None:
+    run_ranks(2, index_that_cannot_be_written, tmp_path)
+
+
+def test_saving_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="layers is empty; one layer or more"):
+        checkpoint.save_hugging_face(tmp_path / "none", {}, "qwen3_moe")
+    assert not (tmp_path / "none").exists()
+
+
+def others_by_names_of_layers(folder: Path) -> None:
+    layer = of_family(group=dist.group.WORLD)
+    for own in ("gate.weight", "experts.0.up_proj.weight", "experts.3.down_proj.weight"):
+        name = f"{PREFIX}.{own}"
+        others = {"lm_head.weight": torch.ones(3), name: torch.ones(3)}
+        with pytest.raises(ValueError, match=rf"others has {name}, which layer {PREFIX} saves"):
+            checkpoint.save_hugging_face(folder / "x", {PREFIX: layer}, "qwen3_moe", others=others)
+    assert not (folder / "x").exists()
+
+
+def test_others_by_names_of_layers_are_refused(tmp_path: Path) -> None:
+    run_ranks(2, others_by_names_of_layers, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["w1", "w2", "router", "shared"])
+def test_a_part_without_memory_is_refused(part: str) -> None:
+    options: dict[str, Any] = {
+        "router": uniep.RouterConfig(score="sigmoid", bias=True),
+        "shared_intermediate": 16,
+    }
+    tensors = checkpoint.hugging_face_tensors(of_family(**options), "deepseek_v3", PREFIX)
+    layer = of_family(seed=4, **options)
+    before = layer.w1.detach().clone()
+    if part in ("w1", "w2"):
+        setattr(layer, part, nn.Parameter(getattr(layer, part).to("meta")))
+    else:
+        getattr(layer, part).to("meta")
+    words = rf"{part}.* of the layer is on 'meta'.*to_empty\(device"
+    with pytest.raises(ValueError, match=words):
+        checkpoint.load_hugging_face(layer, tensors, "deepseek_v3", PREFIX)
+    assert part == "w1" or torch.equal(layer.w1, before)
+
+
+def written(folder: Path, **files: str | bytes) -> Path:
+    """A checkpoint of which some files are others."""
+    checkpoint.save_hugging_face(folder, {PREFIX: of_family()}, "qwen3_moe")
+    for name, data in files.items():
+        file = folder / FILES[name]
+        file.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return folder
+
+
+FILES = {"index": "model.safetensors.index.json", "data": "model-00001-of-00001.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("index", "", r"index\.json is no JSON \(.*an index as"),
+        ("index", b"\xff\xfe", r"index\.json is no JSON \(.*an index as"),
+        ("index", "{}", r"index\.json has no weight_map"),
+        ("index", "[]", r"index\.json has no weight_map"),
+        ("index", '{"weight_map": {"a": 3}}', r"index\.json has no weight_map"),
+        ("data", "", r"00001\.safetensors is no whole safetensors file \("),
+        ("data", "x" * 100, r"00001\.safetensors is no whole safetensors file \("),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, data: str | bytes, words: str) -> None:
+    source = written(tmp_path, **{name: data})
+    with pytest.raises(ValueError, match=words):
+        checkpoint.load_hugging_face(of_family(), source, "qwen3_moe", PREFIX)
+
+
+def test_an_index_of_what_is_not_there(tmp_path: Path) -> None:
+    name = f"{PREFIX}.gate.weight"
+    index = json.loads((written(tmp_path) / FILES["index"]).read_text())
+    safetensors.save_file({"other": torch.ones(3)}, tmp_path / "b.safetensors")
+    index["weight_map"][name] = "b.safetensors"
+    source = written(tmp_path, index=json.dumps(index))
+    with pytest.raises(KeyError, match=rf"{name} is not in .*b\.safetensors, where .*index\.json"):
+        checkpoint.load_hugging_face(of_family(), source, "qwen3_moe", PREFIX)
+
+
+@pytest.mark.parametrize("of_files", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (None, KeyError, "is not"),
+        (lambda tensor: tensor[:1].clone(), ValueError, r"has shape \[1, 16\]; the layer's is \[4"),
+        (lambda tensor: tensor.int(), ValueError, "is (torch.int32|I32); weights must be"),
+    ],
+)
+def test_nothing_is_loaded_of_what_does_not_fit(
+    tmp_path: Path,
+    of_files: bool,
+    change: Callable[[Tensor], Tensor] | None,
+    error: type[Exception],
+    words: str,
+) -> None:
+    """The router comes last."""
+    tensors = dict(checkpoint.hugging_face_tensors(of_family(), "qwen3_moe", PREFIX))
+    tensor = tensors.pop(f"{PREFIX}.gate.weight")
+    if change is not None:
+        tensors[f"{PREFIX}.gate.weight"] = change(tensor)
+    if of_files:
+        whole = {name: value.clone() for name, value in tensors.items()}
+        safetensors.save_file(whole, tmp_path / "model.safetensors")
+    layer = of_family(seed=4)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    source = tmp_path if of_files else tensors
+    with pytest.raises(error, match=rf"gate\.weight {words}"):
+        checkpoint.load_hugging_face(layer, source, "qwen3_moe", PREFIX)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_lazy_mapping_is_read_once() -> None:
+    read: list[str] = []
+
+    class Lazy(UserDict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            read.append(name)
+            return super().__getitem__(name)
+
+    wanted = of_family()
+    tensors = Lazy(checkpoint.hugging_face_tensors(wanted, "qwen3_moe", PREFIX))
+    layer = of_family(seed=4)
+    checkpoint.load_hugging_face(layer, tensors, "qwen3_moe", PREFIX)
+    assert torch.equal(layer.w2, wanted.w2)
+    assert sorted(read) == sorted(tensors)
