@@ -69,11 +69,10 @@ constexpr const char* kBackwardPages =
     "new_dshared_w1, Tensor new_dshared_w2, Tensor backward_rows)";
 constexpr const char* kBackwardWeightsPages =
     "backward_weights_pages(Tensor key, int saved, Tensor backward_rows, Tensor(a!)[] dw1, "
-    "Tensor(b!)[] dw2, int "
-    "tokens, bool keep, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None, Tensor(e!)? "
-    "dshared_w1=None, Tensor(f!)? dshared_w2=None, int w1_form=0, int w2_form=0, int layout=0, "
-    "Tensor? dy=None, Tensor? x=None) -> (Tensor[] new_dw1, Tensor[] new_dw2, Tensor new_db1, "
-    "Tensor new_db2, Tensor new_dshared_w1, Tensor new_dshared_w2)";
+    "Tensor(b!)[] dw2, int tokens, bool keep, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? "
+    "db2=None, Tensor(e!)? dshared_w1=None, Tensor(f!)? dshared_w2=None, int w1_form=0, int "
+    "w2_form=0, int layout=0, Tensor? dy=None, Tensor? x=None) -> (Tensor[] new_dw1, Tensor[] "
+    "new_dw2, Tensor new_db1, Tensor new_db2, Tensor new_dshared_w1, Tensor new_dshared_w2)";
 
 constexpr const char* kAddRows =
     "add_rows(Tensor rows, Tensor more, Tensor row, Tensor ids, Tensor? factors, int num_experts, "

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = [
     "autocast",
     "check",
+    "check_can_serve",
     "check_deferred",
     "check_device",
     "check_max_tokens",
     "check_schedule",
     "check_shared_probs",
     "check_tensors",
-    "check_ways",
     "check_workspace",
     "experts",
     "int32",
@@ -408,7 +408,7 @@ def refuse_beside_workspace(**given: object) -> None:
     )
 
 
-def check_ways(
+def check_can_serve(
     workspace: Workspace, *, exact_rows: bool | None, deferred: bool, shared_apart: bool
 ) -> None:
     """Raises ValueError where a workspace cannot serve what a call alone decides."""

@@ -10,7 +10,7 @@ import torch
 
 from . import _library
 from ._outside_graphs import outside_graphs
-from ._saving import Save
+from ._save_choice import Save
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .group import Group, GroupLike, group_named, group_of, groups_known
 from .hosts import host_mesh, within_host

@@ -9,7 +9,7 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
-from ._saving import Save, check_save
+from ._save_choice import Save, check_save
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
 from ._whole_numbers import check_whole_or_none
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
@@ -223,7 +223,7 @@ def moe(
             row_pool=row_pool,
         )
     _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
-    _arguments.check_ways(
+    _arguments.check_can_serve(
         workspace, exact_rows=exact_rows, deferred=deferred is not None, shared_apart=shared_apart
     )
     slots = None

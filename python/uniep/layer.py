@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ._arguments import check_device, check_tensors, refuse_beside_workspace
 from ._same_weights import warn_of_other_weights
-from ._saving import Save
+from ._save_choice import Save
 from ._whole_numbers import check_whole
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights

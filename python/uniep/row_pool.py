@@ -20,7 +20,7 @@ from ._library import with_refusals
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
-from ._saving import SAVES, Save, check_save
+from ._save_choice import SAVES, Save, check_save
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._split_backward import (
     arguments_before,

@@ -24,7 +24,7 @@ import uniep
 
 from . import _shared_experts
 from ._forms import W1Layout
-from ._saving import Save
+from ._save_choice import Save
 from ._shared_experts import Shared
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 

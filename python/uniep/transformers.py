@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import uniep
 
-from ._saving import Save
+from ._save_choice import Save
 from .arithmetic import CombinePartials, ProbsPlace, arithmetic_of
 
 try:

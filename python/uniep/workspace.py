@@ -19,7 +19,7 @@ from ._agreement import require_same
 from ._arguments import check_schedule
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
-from ._saving import SAVES, Save, check_save
+from ._save_choice import SAVES, Save, check_save
 from ._shared_apart import are_apart, rows_of
 from ._whole_numbers import check_whole, check_whole_or_none
 from .arithmetic import (
@@ -523,9 +523,7 @@ class Workspace(OfProcess):
 def check_is_workspace(workspace: object) -> None:
     """Raises TypeError for what is no workspace."""
     if not isinstance(workspace, Workspace):
-        raise TypeError(
-            f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace or None"
-        )
+        raise TypeError(f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace")
 
 
 def _let_go(number: int | None) -> None:

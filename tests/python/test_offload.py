@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import uniep
 from uniep import offload as offload_module
-from uniep._saving import SAVES
+from uniep._save_choice import SAVES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CHOICES = [

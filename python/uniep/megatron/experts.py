@@ -228,8 +228,14 @@ class RoutedExperts:
 
 # Options that are workspaces' own.
 _OF_WORKSPACES = (
-    *("save", "recompute_h", "backward_rows", "exact_rows", "exact_hosts", "row_pool"),
-    *("schedule", "on_overflow"),
+    "save",
+    "recompute_h",
+    "backward_rows",
+    "exact_rows",
+    "exact_hosts",
+    "row_pool",
+    "schedule",
+    "on_overflow",
 )
 
 # One for all layers of a shape; it ends with the last of them.

@@ -15,7 +15,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.fusions import fused_bias_geglu
 
 import uniep
-from uniep._saving import Save
+from uniep._save_choice import Save
 from uniep._shared_experts import SharedChoice, check_choice
 from uniep.arithmetic import Activation, CombinePartials
 
