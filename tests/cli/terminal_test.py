@@ -195,6 +195,11 @@ class Interrupted(ProgramTest):
                 self.assertTrue(output.exists())
                 output.unlink()
 
+    def test_at_once_after_the_first_line(self):
+        """Who has read what is run may interrupt it, also before it has begun."""
+        for command in (["run", "--repeat", 1000000], ["bench", "--iterations", 1000000]) * 10:
+            self.interrupted(*command, "--shape", "tiny", "--ranks", 2, after=0)
+
     def test_an_ignored_signal_stays_ignored(self):
         """As shells have it for what they start in the background."""
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

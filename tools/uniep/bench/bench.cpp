@@ -157,6 +157,7 @@ int run_on(const Flags& flags, const std::string& command, const Ranks& ranks,
   options.floors = ranks.sharing.empty();
   const std::vector<BenchCase> cases = make_cases(flags, options);
   const BenchHeader header = header_of(flags, command, ranks, cases);
+  const Interrupt interrupt;
   if (ranks.speaks) print_bench_header(std::cout, header, options);
   const std::vector<BenchEntry> entries = measure_cases(cases, options, ranks);
   if (!ranks.speaks) return kExitOk;

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/files.h"
-#include "common/interrupt.h"
 #include "common/progress.h"
 
 namespace uniep::tool {
@@ -35,7 +34,6 @@ std::vector<BenchEntry> measure_cases(const std::vector<BenchCase>& cases, Bench
                                       const Ranks& ranks) {
   std::optional<Progress> progress;
   if (ranks.speaks) progress.emplace("measuring", weight_of(cases, options));
-  const Interrupt interrupt;
   std::vector<BenchEntry> entries;
   for (const BenchCase& bench : cases) {
     if (progress) {

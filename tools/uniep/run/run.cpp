@@ -304,9 +304,11 @@ std::optional<std::vector<TensorCheck>> check_until_interrupted(const Runners& r
   }
 }
 
-StepReport run_until_interrupted(const Runners& runners, const LayerData& layer,
-                                 const StepOptions& options) {
+/// Says first what is run: whoever has read that may interrupt it.
+StepReport run_until_interrupted(const Runners& runners, const RunHeader& header,
+                                 const LayerData& layer, const StepOptions& options) {
   const Interrupt interrupt;
+  if (runners.speaks) print_header(std::cout, header, layer, options);
   return runners.all_ranks(layer, options);
 }
 
@@ -337,8 +339,7 @@ int run_layer(const Flags& flags, const std::string& command, StepOptions option
 
   // Ahead of the passes: with this file, one that fails can be repeated.
   if (runners.speaks && !flags.save_input.empty()) io::save_layer(flags.save_input, layer);
-  if (runners.speaks) print_header(std::cout, header, layer, options);
-  StepReport report = run_until_interrupted(runners, layer, options);
+  StepReport report = run_until_interrupted(runners, header, layer, options);
   if (!runners.speaks) return kExitOk;
   print_figures(std::cout, report);
 

@@ -145,6 +145,7 @@ int run(const TuneFlags& flags, const CLI::App& sub, const Invocation& invocatio
         if (!model) require_budget_of_a_round(flags, bench, settings, ranks);
         learn_machine(settings, flags, ranks);
         const TuneCall call{flags, invocation, ranks, settings, bench};
+        const Interrupt interrupt;
         if (ranks.speaks) print_tune_header(call);
         if (model) return run_memory_tuning(call, *model);
         return flags.survey > 0 ? run_survey(call) : run_tuning(call);

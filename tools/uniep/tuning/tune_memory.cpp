@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "common/interrupt.h"
 #include "common/table.h"
 #include "simulate/memory_report.h"
 #include "tune/model/cost_model.h"
@@ -163,7 +162,6 @@ Json passes_json(const std::vector<MeasuredChoice>& measured) {
 }  // namespace
 
 int run_memory_tuning(const TuneCall& call, const ModelMemory& model) {
-  const Interrupt interrupt;
   const MemoryPlan plan = plan_memory(
       call.bench, model, [&](const BenchCase& bench) { return predicted_s(bench, call); });
   require(!to_measure(plan, model).empty(), ErrorCode::kCapacity, nothing_fits(plan));

@@ -270,7 +270,6 @@ int exit_code(const TunedLayer& layer) {
 }
 
 int run_tuning(const TuneCall& call) {
-  const Interrupt interrupt;
   const TunedLayer layer = tune_layer(call);
   if (!call.ranks.speaks) return kExitOk;
   write_tuning(call, layer);
@@ -278,7 +277,6 @@ int run_tuning(const TuneCall& call) {
 }
 
 int run_survey(const TuneCall& call) {
-  const Interrupt interrupt;
   const std::vector<SurveyOfPass> surveys = survey_passes(call);
   if (!call.ranks.speaks) return kExitOk;
   print_surveys(std::cout, surveys, survey_rounds(call.ranks.backend));
