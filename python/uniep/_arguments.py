@@ -19,7 +19,7 @@ from ._forms import (
     layout_of,
     tuple_of,
 )
-from ._whole_numbers import check_whole
+from ._plain_values import check_whole
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:

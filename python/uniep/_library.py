@@ -13,7 +13,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from ._whole_numbers import check_whole
+from ._plain_values import check_whole
 
 __all__ = [
     "AllGather",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-from ._whole_numbers import check_whole
+from ._plain_values import check_whole
 
 __all__ = [
     "ACTIVATIONS",

@@ -8,10 +8,13 @@ and no gradient, and cost nothing.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, SupportsFloat
 
 import torch
 from torch import Tensor
+
+from ._arguments import check_tensors
+from ._plain_values import check_whole
 
 __all__ = ["drop_over_capacity", "expert_capacity"]
 
@@ -28,8 +31,14 @@ def expert_capacity(tokens: int, topk: int, num_experts: int, capacity_factor: f
         capacity_factor: 1: exactly enough if the load is even.
 
     Raises:
-        ValueError: for a factor that is no positive number.
+        TypeError: for numbers that are not whole, and a factor that is none.
+        ValueError: for a factor that is not positive, and numbers that are too small.
     """
+    check_whole(tokens=tokens, topk=topk, num_experts=num_experts)
+    least = {"tokens": 0, "topk": 1, "num_experts": 1}
+    for (name, fewest), number in zip(least.items(), (tokens, topk, num_experts), strict=True):
+        if number < fewest:
+            raise ValueError(f"{name} is {number}; it must be at least {fewest}")
     check_factor(capacity_factor)
     return math.ceil(tokens * topk / num_experts * capacity_factor)
 
@@ -54,8 +63,15 @@ def drop_over_capacity(
         Ids and probabilities of the same shape; -1 and 0 where a slot was dropped.
 
     Raises:
+        TypeError: for other types than these.
         ValueError: for shapes that differ, a negative capacity, or an unknown policy.
     """
+    check_tensors(topk_ids=topk_ids, topk_probs=topk_probs)
+    check_whole(capacity=capacity)
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"topk_ids is {topk_ids.dtype}; it must be torch.int32 or torch.int64")
+    if not topk_probs.is_floating_point():
+        raise TypeError(f"topk_probs is {topk_probs.dtype}; it must be of a floating type")
     if topk_ids.shape != topk_probs.shape:
         raise ValueError(
             f"topk_ids has shape {list(topk_ids.shape)} and topk_probs {list(topk_probs.shape)}; "
@@ -80,7 +96,12 @@ def drop_over_capacity(
 
 
 def check_factor(capacity_factor: float) -> None:
-    """Raises ValueError for what is no positive, finite number."""
+    """Raises TypeError for what is no number, and ValueError for one not positive and finite."""
+    if not isinstance(capacity_factor, SupportsFloat) or isinstance(capacity_factor, str):
+        raise TypeError(
+            f"capacity_factor is {capacity_factor!r}, a {type(capacity_factor).__name__}; it must "
+            "be a float"
+        )
     if not 0 < capacity_factor < math.inf:
         raise ValueError(f"capacity_factor is {capacity_factor}; it must be positive and finite")
 

@@ -9,9 +9,9 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
+from ._plain_values import check_bool, check_whole_or_none
 from ._save_choice import Save, check_save
 from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
-from ._whole_numbers import check_whole_or_none
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
@@ -161,6 +161,8 @@ def moe(
     _arguments.check_schedule(schedule)
     if capacity_rows is not None or backward_rows is not None:
         check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
+    if recompute_h is not None or exact_rows is not None or exact_hosts is not None:
+        check_bool(recompute_h=recompute_h, exact_rows=exact_rows, exact_hosts=exact_hosts)
     if deferred is not None:
         check_is_deferred(deferred)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)

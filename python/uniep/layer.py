@@ -13,10 +13,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import check_device, check_tensors, refuse_beside_workspace
+from ._arguments import (
+    check_device,
+    check_max_tokens,
+    check_schedule,
+    check_tensors,
+    refuse_beside_workspace,
+)
+from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._same_weights import warn_of_other_weights
-from ._save_choice import Save
-from ._whole_numbers import check_whole
+from ._save_choice import Save, check_save
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
@@ -172,6 +178,18 @@ class MoELayer(nn.Module):
             shared_intermediate=shared_intermediate,
             shared_experts=shared_experts,
         )
+        check_bool(
+            recompute_h=recompute_h,
+            exact_rows=exact_rows,
+            exact_hosts=exact_hosts,
+            bias=bias,
+            shared_gate=shared_gate,
+        )
+        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
+        check_max_tokens(max_tokens)
+        check_schedule(schedule)
+        if save is not None:
+            check_save(save)
         _check_experts_beside(
             zero_experts, zero_expert_type, router, shared_experts, shared_intermediate
         )
@@ -211,6 +229,10 @@ class MoELayer(nn.Module):
             raise TypeError(
                 f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
                 "torch.autocast"
+            )
+        if main_grad not in (None, torch.float32, torch.bfloat16):
+            raise TypeError(
+                f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
             )
         self.hidden = hidden
         self.intermediate = intermediate
@@ -519,6 +541,8 @@ def _check_experts_beside(
             f"zero_experts is {zero_experts} and capacity_factor is {router.capacity_factor}; "
             "experts that compute nothing have no capacity, pass one of them"
         )
+    if shared_intermediate < 0:
+        raise ValueError(f"shared_intermediate is {shared_intermediate}; it must be 0 or more")
     if shared_experts and shared_intermediate:
         raise ValueError(
             f"shared_experts is {shared_experts} and shared_intermediate is "

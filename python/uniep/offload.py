@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ._plain_values import check_whole
 from ._staying import Staying
-from ._whole_numbers import check_whole
 
 __all__ = ["Offload", "saving_elsewhere"]
 

@@ -20,6 +20,7 @@ from ._library import with_refusals
 from ._of_process import OfProcess
 from ._ops import ops
 from ._outside_graphs import outside_graphs
+from ._plain_values import check_bool, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._split_backward import (
@@ -32,7 +33,6 @@ from ._split_backward import (
     weights_are_apart,
     weights_left,
 )
-from ._whole_numbers import check_whole_or_none
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .deferred import (
     DeferredWeights,
@@ -109,6 +109,7 @@ class RowPool(OfProcess):
     ) -> None:
         check_save(save)
         check_whole_or_none(bytes=bytes)
+        check_bool(recompute_h=recompute_h)
         if device is None and isinstance(group, Group):
             device = group.device
         self.group = group_of_host(group, _device_of(device))

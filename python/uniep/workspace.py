@@ -19,9 +19,9 @@ from ._agreement import require_same
 from ._arguments import check_schedule
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
+from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
 from ._shared_apart import are_apart, rows_of
-from ._whole_numbers import check_whole, check_whole_or_none
 from .arithmetic import (
     ACTIVATIONS,
     PARTIALS,
@@ -168,6 +168,14 @@ class Workspace(OfProcess):
             backward_rows=backward_rows,
         )
         check_whole_or_none(capacity_rows=capacity_rows)
+        check_bool(
+            recompute_h=recompute_h,
+            exact_rows=exact_rows,
+            exact_hosts=exact_hosts,
+            bias=bias,
+            shared_gate=shared_gate,
+            shared_apart=shared_apart,
+        )
         check_schedule(schedule)
         if row_pool is not None and not isinstance(row_pool, RowPool):
             raise TypeError(

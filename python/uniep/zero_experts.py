@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._whole_numbers import check_whole
+from ._plain_values import check_whole
 
 __all__ = ["ZeroExpertType", "add_identity", "check", "split"]
 

@@ -210,6 +210,20 @@ def test_refuses():
             Router(32, 8, 2, RouterConfig(capacity_factor=factor))
     with pytest.raises(ValueError, match="policy is 'last'"):
         Router(32, 8, 2, RouterConfig(drop_policy="last"))
+    with pytest.raises(TypeError, match="capacity_factor is '1', a str"):
+        uniep.expert_capacity(8, 2, 4, "1")
+    with pytest.raises(TypeError, match=r"tokens is 8\.0, a float"):
+        uniep.expert_capacity(8.0, 2, 4, 1.0)
+    with pytest.raises(ValueError, match="num_experts is 0; it must be at least 1"):
+        uniep.expert_capacity(8, 2, 0, 1.0)
+    with pytest.raises(TypeError, match="topk_ids is a list"):
+        uniep.drop_over_capacity(ids.tolist(), probs, 1)
+    with pytest.raises(TypeError, match=r"topk_ids is torch\.float32"):
+        uniep.drop_over_capacity(ids.float(), probs, 1)
+    with pytest.raises(TypeError, match=r"topk_probs is torch\.int32"):
+        uniep.drop_over_capacity(ids, probs.int(), 1)
+    with pytest.raises(TypeError, match="capacity is '1', a str"):
+        uniep.drop_over_capacity(ids, probs, "1")
     router, x = make(RouterConfig())
     with pytest.raises(TypeError, match=r"token_mask is torch\.int64"):
         router(x, torch.ones(64, dtype=torch.int64))

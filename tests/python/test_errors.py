@@ -260,6 +260,9 @@ def with_shared(case, **options):
         (f"zero_experts is {2**31}; it must be 0 to", ValueError, {"zero_experts": 2**31}),
         (r"capacity_rows is \[\], a list", TypeError, {"capacity_rows": []}),
         (r"backward_rows is \[\], a list", TypeError, {"backward_rows": []}),
+        ("recompute_h is 'no', a str; it must be True or", TypeError, {"recompute_h": "no"}),
+        (r"exact_rows is \[\], a list; it must be True or", TypeError, {"exact_rows": []}),
+        ("exact_hosts is 2, a int; it must be True or", TypeError, {"exact_hosts": 2}),
     ],
 )
 def test_arguments_of_another_type(words, error, wrong):
@@ -285,6 +288,21 @@ def test_arguments_of_another_type(words, error, wrong):
         ("num_experts is 0; 1 or more", ValueError, lambda: uniep.Router(64, 0, 2)),
         ("max_norm is None, a NoneType", TypeError, lambda: clip_grad_norm_(LAYER(8), None)),
         ("max_norm is '1', a str", TypeError, lambda: clip_grad_norm_(LAYER(8), "1")),
+        ("bias is 'no', a str; it must be True or", TypeError, lambda: LAYER(8, bias="no")),
+        ("shared_gate is 'no', a str", TypeError, lambda: LAYER(8, shared_gate="no")),
+        ("recompute_h is 'no', a str", TypeError, lambda: LAYER(8, recompute_h="no")),
+        ("recompute_h is 'no', a str", TypeError, lambda: SPACE(48, recompute_h="no")),
+        ("exact_rows is 'no', a str", TypeError, lambda: SPACE(48, exact_rows="no")),
+        ("recompute_h is 'no', a str", TypeError, lambda: POOL(recompute_h="no")),
+        ("main_grad is 5; torch.float32", TypeError, lambda: LAYER(8, main_grad=5)),
+        (
+            "shared_intermediate is -8; it must",
+            ValueError,
+            lambda: LAYER(8, shared_intermediate=-8),
+        ),
+        ("save is 'all'; it must be 'rows'", ValueError, lambda: LAYER(8, save="all")),
+        ("schedule is 5, a int", TypeError, lambda: LAYER(8, schedule=5)),
+        ("max_tokens is 'a', a str", TypeError, lambda: LAYER(8, max_tokens="a")),
     ],
 )
 def test_what_is_made_of_another_type(words, error, make):

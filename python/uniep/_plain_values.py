@@ -1,0 +1,32 @@
+"""What is to be a whole number, or true or false, with one sentence for everything else."""
+
+from __future__ import annotations
+
+__all__ = ["check_bool", "check_whole", "check_whole_or_none"]
+
+
+def check_whole(**numbers: object) -> None:
+    """Raises TypeError where one of these is no whole number; NumPy's are some, too."""
+    for name, number in numbers.items():
+        if not hasattr(type(number), "__index__"):
+            raise TypeError(f"{name} is {number!r}, a {type(number).__name__}; it must be an int")
+
+
+def check_whole_or_none(**numbers: object) -> None:
+    """Likewise, where None is accepted, too."""
+    for name, number in numbers.items():
+        if number is not None:
+            check_whole(**{name: number})
+
+
+def check_bool(**flags: object) -> None:
+    """Raises TypeError where one of these is neither a bool nor None, nor 0, 1, or NumPy's bool.
+
+    Python would take any other for True, also "no".
+    """
+    for name, flag in flags.items():
+        known = flag is None or isinstance(flag, bool) or type(flag).__name__ in ("bool", "bool_")
+        if not known and not (isinstance(flag, int) and flag in (0, 1)):
+            raise TypeError(
+                f"{name} is {flag!r}, a {type(flag).__name__}; it must be True or False"
+            )
