@@ -59,8 +59,8 @@ class Layer:
         self.x_rows = bf16.new_empty(rows, HIDDEN)
         self.h = bf16.new_empty(rows, 2 * INTERMEDIATE)
         self.row_probs = bf16.new_empty(rows, dtype=torch.float32)
-        self.forward_rows = bf16.new_empty(self.workspace.forward_bytes, dtype=torch.uint8)
-        self.backward_rows = bf16.new_empty(self.workspace.backward_bytes, dtype=torch.uint8)
+        self.forward_memory = bf16.new_empty(self.workspace.forward_bytes, dtype=torch.uint8)
+        self.backward_memory = bf16.new_empty(self.workspace.backward_bytes, dtype=torch.uint8)
         self.results = {
             "out": torch.empty_like(bf16),
             "dx": torch.empty_like(bf16),
@@ -81,12 +81,12 @@ class Layer:
             tokens=self.workspace.max_tokens,
             topk_ids=self.ids.data_ptr(),
             topk_probs=self.probs.data_ptr(),
-            memory=RowMemory(**addresses(["x_rows", "h", "row_probs", "forward_rows"])),
+            memory=RowMemory(**addresses(["x_rows", "h", "row_probs", "forward_memory"])),
             **addresses(["x", "w1", "w2", "out", "plan"]),
         )
         self.backward_call = BackwardCall(
             tokens=self.workspace.max_tokens,
-            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", "backward_rows", *saved]),
+            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", "backward_memory", *saved]),
         )
 
     def _stream(self) -> int | None:

@@ -99,14 +99,14 @@ typedef struct {
 /* Memory of a layer and of its calls. Each block, and each of the tensors x_rows, h and row_probs,
  * begins at a multiple of `alignment`. */
 typedef struct {
-  int64_t rows;          /* of h and row_probs */
-  int64_t rows_of_x;     /* of x_rows: what forward keeps of x, rows or tokens */
-  int64_t symmetric;     /* bytes of a layer that peers reach */
-  int64_t workspace;     /* bytes of a layer for this rank alone */
-  int64_t plan;          /* bytes of one routing plan */
-  int64_t forward_rows;  /* bytes that a forward pass works in */
-  int64_t backward_rows; /* likewise, a backward pass; from its part data to its part weights */
-  int64_t alignment;     /* in bytes */
+  int64_t rows;            /* of h and row_probs */
+  int64_t rows_of_x;       /* of x_rows: what forward keeps of x, rows or tokens */
+  int64_t symmetric;       /* bytes of a layer that peers reach */
+  int64_t workspace;       /* bytes of a layer for this rank alone */
+  int64_t plan;            /* bytes of one routing plan */
+  int64_t forward_memory;  /* bytes that a forward pass works in */
+  int64_t backward_memory; /* likewise, a backward pass; from its part data to its part weights */
+  int64_t alignment;       /* in bytes */
 } uniep_memory_needs;
 
 /* What layers of this problem need, of a group of `ranks` on `backend`; of calls, for as many rows
@@ -182,12 +182,21 @@ UNIEP_C_API int uniep_layer_synchronize(uniep_layer* layer);
  * end of a graph capture, nor for replays of graphs: these the caller orders. A stream lives until
  * the layer's next call on another one, and until it has run. */
 
+/* Why a routing does not fit, as uniep/overflow.h has it: [0] of uniep_forward_call's overflow. */
+enum {
+  UNIEP_OVERFLOW_NONE = 0,
+  UNIEP_OVERFLOW_ROWS = 1,
+  UNIEP_OVERFLOW_IMPOSSIBLE = 2,
+  UNIEP_OVERFLOW_PAGES = 3,
+  UNIEP_OVERFLOW_EXPERT_ROWS = 4
+};
+
 /* Memory that has rows, of one forward pass. */
 typedef struct {
   void* x_rows; /* bf16 [rows, H]; written; NULL with save 2 */
   void* h;      /* bf16 [rows, 2I], or [rows, I] without a gate; written; NULL with recompute_h */
-  float* row_probs;   /* fp32 [rows]; written */
-  void* forward_rows; /* forward_rows bytes, of no use behind the call; NULL: uniep's own */
+  float* row_probs;     /* fp32 [rows]; written */
+  void* forward_memory; /* forward_memory bytes, of no use behind the call; NULL: uniep's own */
 } uniep_row_memory;
 
 /* See Layer, "Tokens that come in waves", in uniep/layer.h. Of each wave of the pass a cudaEvent_t
@@ -209,19 +218,17 @@ typedef struct {
   void* plan;     /* needs.plan bytes; written */
   uniep_row_memory memory; /* of as many rows as there is capacity for; not read with `allocate` */
   /* NULL, or: waits for the device until the routing is planned, then asks for memory of the rows
-   * that came, padding included, as `needs` says: its rows, rows_of_x and forward_rows. Its `rows`
-   * goes to uniep_backward_call as it is. 0 means that it worked. Not in a graph capture. */
+   * that came, padding included, as `needs` says: its rows, rows_of_x and forward_memory. Its
+   * `rows` goes to uniep_backward_call as it is. 0 means that it worked. Not in a graph capture. */
   int (*allocate)(void* context, const uniep_memory_needs* needs, uniep_row_memory* memory);
   void* allocate_context;
   /* NULL: a routing with an impossible id, or with more rows for a rank than needs.rows, is an
    * error on all ranks (CUDA: of a later call). Else [2], where the tensors lie, and no call fails
-   * for it, with the same numbers on all ranks. [0] is 0 where it fits, and [1] the rows, padding
-   * included, of the rank that receives most. Else [0] is 1, too many rows, and [1] the
-   * capacity_rows that would do; 2, an impossible id, and [1] 0; 3, the pool of a rank is too full,
-   * and [1] the bytes of one that would do; or 4, an expert with too many rows, and [1] the
-   * backward_rows that would do. Then out is filled with NaN, and backward of this plan, which says
-   * ignore_overflow, fills dx with NaN, dprobs with 0 and weight gradients that are overwritten
-   * with 0; those that are added to keep their values. */
+   * for it, with the same numbers on all ranks: [0] UNIEP_OVERFLOW_NONE where it fits, and [1] the
+   * rows, padding included, of the rank that receives most; else [0] why it does not, and [1] what
+   * would do. Then out is filled with NaN, and backward of this plan, which says ignore_overflow,
+   * fills dx with NaN, dprobs with 0 and weight gradients that are overwritten with 0; those that
+   * are added to keep their values. */
   int64_t* overflow;
   const char* schedule; /* NULL: the layer's */
   void* stream;
@@ -266,19 +273,19 @@ typedef struct {
   const void* dy; /* bf16 [T, H]; parts 0 and 1, like the next four, and with shared experts 2 */
   const void* w1; /* as in forward */
   const void* w2;
-  void* dx;            /* bf16 [T, H], or [T, K, H]; with shared experts apart from dy and x */
-  float* dprobs;       /* fp32 [T, K]; 0 at dropped slots */
-  void* dw1;           /* as w1; parts 0 and 2 */
-  void* dw2;           /* as w2; parts 0 and 2 */
-  void* backward_rows; /* backward_rows bytes: part 1 writes, part 2 reads; part 0 leaves nothing of
-                        * use there, and may be given NULL: uniep's own */
+  void* dx;                /* bf16 [T, H], or [T, K, H]; with shared experts apart from dy and x */
+  float* dprobs;           /* fp32 [T, K]; 0 at dropped slots */
+  void* dw1;               /* as w1; parts 0 and 2 */
+  void* dw2;               /* as w2; parts 0 and 2 */
+  void* backward_memory;   /* backward_memory bytes: part 1 writes, part 2 reads; part 0 leaves
+                            * nothing of use there, and may be given NULL: uniep's own */
   int32_t ignore_overflow; /* 1: forward was given `overflow` */
   const void* x;           /* bf16 [T, H] as in forward: with save 2 in parts 0 and 1, with shared
                             * experts in all parts; else NULL */
   const char* schedule;    /* NULL: the layer's */
   void* stream;
   /* Of a layer with a row pool: what forward gave; then rows is 0, and plan, x_rows, h and
-   * row_probs are NULL. Part 2 is given the backward_rows of the part 1 whose weight gradients it
+   * row_probs are NULL. Part 2 is given the backward_memory of the part 1 whose weight gradients it
    * computes; NULL: those of the last one on this `saved`. */
   uniep_saved* saved;
   int32_t keep_pages; /* 1: `saved` keeps its pages for another backward; else the part that reads

@@ -14,6 +14,7 @@
 #include "uniep/communicator.h"
 #include "uniep/expert_matrices.h"
 #include "uniep/macros.h"
+#include "uniep/overflow.h"
 #include "uniep/problem.h"
 #include "uniep/routing_plan.h"
 #include "uniep/row_pool.h"
@@ -145,14 +146,14 @@ struct FaultInjection {
 /// Memory of a layer, and of each of its steps, in bytes but for `rows`: what a caller that brings
 /// its own has to bring. Of the capacity the same on all ranks.
 struct MemoryNeeds {
-  std::int64_t rows = 0;           ///< of StepMemory's h and row_probs
-  std::int64_t rows_of_x = 0;      ///< of its x_rows
-  std::int64_t symmetric = 0;      ///< of a layer, reached by peers
-  std::int64_t workspace = 0;      ///< of a layer, for this rank alone
-  std::int64_t plan = 0;           ///< of one routing plan
-  std::int64_t forward_rows = 0;   ///< of a forward pass, until it is done
-  std::int64_t backward_rows = 0;  ///< of a backward pass, until its last part is done
-  std::int64_t alignment = 0;      ///< each begins at a multiple of this
+  std::int64_t rows = 0;             ///< of StepMemory's h and row_probs
+  std::int64_t rows_of_x = 0;        ///< of its x_rows
+  std::int64_t symmetric = 0;        ///< of a layer, reached by peers
+  std::int64_t workspace = 0;        ///< of a layer, for this rank alone
+  std::int64_t plan = 0;             ///< of one routing plan
+  std::int64_t forward_memory = 0;   ///< of a forward pass, until it is done
+  std::int64_t backward_memory = 0;  ///< of a backward pass, until its last part is done
+  std::int64_t alignment = 0;        ///< each begins at a multiple of this
 };
 
 /// The caller's memory for a layer; what is empty, uniep allocates. Larger than MemoryNeeds says is
@@ -184,12 +185,12 @@ struct StepMemory {
   std::span<bf16> x_rows{};
   std::span<bf16> h{};           ///< [rows, 2I]; without a gate [rows, I]
   std::span<float> row_probs{};  ///< [rows], which says how many rows there are
-  /// MemoryNeeds::forward_rows. Nobody reads it when forward is done.
-  std::span<std::byte> forward_rows{};
-  /// MemoryNeeds::backward_rows, read from `backward_data` to `backward_weights`. `backward` leaves
-  /// nothing there that is read. Given to `backward_weights`: what the `backward_data` was given
-  /// whose weight gradients it computes; else those of the last one are.
-  std::span<std::byte> backward_rows{};
+  /// MemoryNeeds::forward_memory. Nobody reads it when forward is done.
+  std::span<std::byte> forward_memory{};
+  /// MemoryNeeds::backward_memory, read from `backward_data` to `backward_weights`. `backward`
+  /// leaves nothing there that is read. Given to `backward_weights`: what the `backward_data` was
+  /// given whose weight gradients it computes; else those of the last one are.
+  std::span<std::byte> backward_memory{};
 };
 
 /// Of a pass whose tokens come in waves (Problem::gathered_hosts), with CUDA: by wave a
@@ -206,11 +207,9 @@ struct CallOptions {
   std::optional<void*> cuda_stream{};
   StepMemory memory{};  ///< what this call writes of it
   /// Of `plan`, null or an array of two where the tensors lie (device memory, with CUDA):
-  /// [0] 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool too full, 4 an expert with more
-  ///     rows than Problem::backward_rows; the same on all ranks.
-  /// [1] the capacity_rows that would do, whether the rows fit or not: rows of the rank that
-  ///     receives most, padding included; 0 with an impossible id. With 3: bytes of a row pool that
-  ///     would do; with 4: the backward_rows.
+  /// [0] an Overflow, the same on all ranks;
+  /// [1] what would do, as Overflow says: of rows the capacity, whether they fit or not, that is
+  ///     those of the rank that receives most, padding included.
   /// A routing that cannot be planned is then no error of any call. A forward pass of such a plan
   /// fills `out` with NaN; a backward pass fills dx with NaN, and dprobs and weight gradients that
   /// are overwritten with 0, and leaves those that are added to as they are.
@@ -324,7 +323,7 @@ class UNIEP_API Layer {
 
   /// What forward saved, from the caller's memory to which it was written, or to which its contents
   /// were moved: `memory` has plan, x_rows, h and row_probs, of a forward pass of `tokens` tokens
-  /// on this rank, with as many rows, and backward_rows where `backward_weights` comes next.
+  /// on this rank, with as many rows, and backward_memory where `backward_weights` comes next.
   /// `flagged`: its plan was given CallOptions::overflow. Throws Error(kInvalidArgument) where the
   /// memory is too small or misaligned or, on the CPU, does not hold such a plan.
   Saved restore(const StepMemory& memory, std::int64_t tokens, bool flagged = false);

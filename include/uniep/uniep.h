@@ -6,6 +6,7 @@
 #include "uniep/communicator.h"
 #include "uniep/error.h"
 #include "uniep/layer.h"
+#include "uniep/overflow.h"
 #include "uniep/problem.h"
 #include "uniep/routing_plan.h"
 #include "uniep/row_pool.h"

@@ -55,12 +55,12 @@ uniep_backward_call call_of(const Call& call, const Tensor& key, const Tensor& p
 std::int64_t backward_bytes(const Call& call, const uniep_backward_call& arguments) {
   const LayerShape& shape = call.shape();
   if (arguments.rows == shape.rows) return shape.backward_bytes;
-  return call.needs(arguments.rows).backward_rows;
+  return call.needs(arguments.rows).backward_memory;
 }
 
 Tensor scratch(const Call& call, const Tensor& key, uniep_backward_call& arguments) {
   Tensor rows = empty(key, ScalarType::Byte, {backward_bytes(call, arguments)});
-  arguments.backward_rows = rows.mutable_data_ptr();
+  arguments.backward_memory = rows.mutable_data_ptr();
   return rows;
 }
 
@@ -268,7 +268,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
 
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
 backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                 Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
+                 Tensor backward_memory, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
                  std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout,
@@ -289,8 +289,9 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
            std::to_string(call.shape().shared_experts));
   }
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
-  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
-  arguments.backward_rows = backward_rows.mutable_data_ptr();
+  require(backward_memory, "backward_memory", ScalarType::Byte, {backward_bytes(call, arguments)},
+          key);
+  arguments.backward_memory = backward_memory.mutable_data_ptr();
   set_tokens(call.shape(), key, dy, x, arguments);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
   const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),
@@ -301,7 +302,7 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
 }
 
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                Tensor backward_rows, std::vector<Tensor> dw1,
+                                Tensor backward_memory, std::vector<Tensor> dw1,
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
@@ -309,8 +310,9 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::optional<Tensor> dy, std::optional<Tensor> x) {
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
-  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_bytes(call, arguments)}, key);
-  arguments.backward_rows = backward_rows.mutable_data_ptr();
+  require(backward_memory, "backward_memory", ScalarType::Byte, {backward_bytes(call, arguments)},
+          key);
+  arguments.backward_memory = backward_memory.mutable_data_ptr();
   set_tokens(call.shape(), key, dy, x, arguments);
   const Gradients places = main_gradients(
       call, key, {dw1, dw2, layout_of(layout), {db1, db2}, {dshared_w1, dshared_w2}}, arguments);
@@ -379,7 +381,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
   const WeightGradients made =
       data_only ? no_weight_gradients(key) : weight_gradients(call, key, main, forms, arguments);
   Tensor rows = empty(key, ScalarType::Byte, {call.shape().backward_bytes});
-  arguments.backward_rows = rows.mutable_data_ptr();
+  arguments.backward_memory = rows.mutable_data_ptr();
   const Waves events(waves);
   events.set(arguments);
   Call::check(uniep_backward(call.layer(), &arguments));
@@ -388,7 +390,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
 }
 
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
-backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_rows,
+backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_memory,
                        std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t tokens,
                        bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
@@ -397,8 +399,8 @@ backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_rows,
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
   // As many as the workspace had when it made them: it may have grown.
-  require(backward_rows, "backward_rows", ScalarType::Byte, {backward_rows.numel()}, key);
-  arguments.backward_rows = backward_rows.mutable_data_ptr();
+  require(backward_memory, "backward_memory", ScalarType::Byte, {backward_memory.numel()}, key);
+  arguments.backward_memory = backward_memory.mutable_data_ptr();
   set_tokens(call.shape(), key, dy, x, arguments);
   const bool has_up = call.shape().h_width != call.shape().intermediate;
   const Forms forms{form_of(w1_form, "w1", has_up), form_of(w2_form, "w2", false),

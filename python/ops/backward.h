@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
 /// given dy and x once more, like the two below.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
 backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                 Tensor backward_rows, std::int64_t tokens, std::int64_t local_experts,
+                 Tensor backward_memory, std::int64_t tokens, std::int64_t local_experts,
                  std::int64_t intermediate, bool bias, bool flag,
                  std::optional<std::string> schedule, std::int64_t shared_experts,
                  std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout,
@@ -53,7 +53,7 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
 
 /// uniep::backward_weights_main_grad: adds to `dw1` and so on.
 void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs,
-                                Tensor backward_rows, std::vector<Tensor> dw1,
+                                Tensor backward_memory, std::vector<Tensor> dw1,
                                 std::vector<Tensor> dw2, std::int64_t tokens, bool flag,
                                 std::optional<std::string> schedule, std::optional<Tensor> db1,
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
@@ -80,7 +80,7 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
 /// uniep::backward_weights_pages: dw1, dw2, db1, db2, dshared_w1, dshared_w2; empty ones, if they
 /// are given to be added to.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor, Tensor>
-backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_rows,
+backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_memory,
                        std::vector<Tensor> dw1, std::vector<Tensor> dw2, std::int64_t tokens,
                        bool keep, std::optional<std::string> schedule, std::optional<Tensor> db1,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,

@@ -44,7 +44,7 @@ struct Rows {
     if (x_rows.size(0) > 0) memory.x_rows = x_rows.mutable_data_ptr();
     if (h.size(0) > 0) memory.h = h.mutable_data_ptr();
     memory.row_probs = static_cast<float*>(row_probs.mutable_data_ptr());
-    memory.forward_rows = scratch.mutable_data_ptr();
+    memory.forward_memory = scratch.mutable_data_ptr();
     return memory;
   }
 };
@@ -142,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
                           uniep_row_memory* memory) {
     auto& a = *static_cast<Allocation*>(context);
     try {
-      a.rows.emplace(a.call.shape(), a.x, needs->rows, needs->rows_of_x, needs->forward_rows);
+      a.rows.emplace(a.call.shape(), a.x, needs->rows, needs->rows_of_x, needs->forward_memory);
       *memory = a.rows->memory();
       return 0;
     } catch (...) {
@@ -173,7 +173,7 @@ std::tuple<Tensor, std::int64_t> forward_pages(
                            {b1, b2}, {shared_w1, shared_w2}, shared_probs);
   Results results(shape, x, flag, 0);
   Tensor scratch = empty(x, ScalarType::Byte, {shape.forward_bytes});
-  arguments.memory.forward_rows = scratch.mutable_data_ptr();
+  arguments.memory.forward_memory = scratch.mutable_data_ptr();
   uniep_saved* saved = nullptr;
   arguments.saved = &saved;
   const Waves events(waves);

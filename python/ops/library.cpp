@@ -41,16 +41,16 @@ constexpr const char* kBackwardData =
     "dy, Tensor[] w1, Tensor[] w2, Tensor? x, int topk, int backward_bytes, bool flag, str? "
     "schedule, Tensor? b1=None, Tensor? b2=None, Tensor? shared_w1=None, Tensor? shared_w2=None, "
     "int layout=0, Tensor? waves=None) -> (Tensor dx, Tensor dprobs, Tensor dshared_probs, Tensor "
-    "backward_rows)";
+    "backward_memory)";
 constexpr const char* kBackwardWeights =
     "backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Tensor "
-    "backward_rows, int tokens, int local_experts, int intermediate, bool bias, bool flag, str? "
+    "backward_memory, int tokens, int local_experts, int intermediate, bool bias, bool flag, str? "
     "schedule, int shared_experts=0, int w1_form=0, int w2_form=0, int layout=0, Tensor? dy=None, "
     "Tensor? x=None) -> (Tensor[] dw1, Tensor[] dw2, Tensor db1, Tensor db2, Tensor dshared_w1, "
     "Tensor dshared_w2)";
 constexpr const char* kBackwardWeightsMainGrad =
     "backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor "
-    "row_probs, Tensor backward_rows, Tensor(a!)[] dw1, Tensor(b!)[] dw2, int tokens, bool flag, "
+    "row_probs, Tensor backward_memory, Tensor(a!)[] dw1, Tensor(b!)[] dw2, int tokens, bool flag, "
     "str? schedule, Tensor(c!)? db1=None, Tensor(d!)? db2=None, Tensor(e!)? dshared_w1=None, "
     "Tensor(f!)? dshared_w2=None, int layout=0, Tensor? dy=None, Tensor? x=None) -> ()";
 
@@ -66,9 +66,9 @@ constexpr const char* kBackwardPages =
     "shared_w1=None, Tensor? shared_w2=None, Tensor(e!)? dshared_w1=None, Tensor(f!)? "
     "dshared_w2=None, int layout=0, Tensor? waves=None) -> (Tensor dx, Tensor dprobs, Tensor "
     "dshared_probs, Tensor[] new_dw1, Tensor[] new_dw2, Tensor new_db1, Tensor new_db2, Tensor "
-    "new_dshared_w1, Tensor new_dshared_w2, Tensor backward_rows)";
+    "new_dshared_w1, Tensor new_dshared_w2, Tensor backward_memory)";
 constexpr const char* kBackwardWeightsPages =
-    "backward_weights_pages(Tensor key, int saved, Tensor backward_rows, Tensor(a!)[] dw1, "
+    "backward_weights_pages(Tensor key, int saved, Tensor backward_memory, Tensor(a!)[] dw1, "
     "Tensor(b!)[] dw2, int tokens, bool keep, str? schedule, Tensor(c!)? db1=None, Tensor(d!)? "
     "db2=None, Tensor(e!)? dshared_w1=None, Tensor(f!)? dshared_w2=None, int w1_form=0, int "
     "w2_form=0, int layout=0, Tensor? dy=None, Tensor? x=None) -> (Tensor[] new_dw1, Tensor[] "

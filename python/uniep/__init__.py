@@ -6,6 +6,7 @@ the same bits for every schedule, number of ranks and order of arrival.
 
 from . import checkpoint, placement
 from ._library import Error, has_cuda, version
+from ._overflow import Overflow
 from ._shared_workspaces import drop_workspaces
 from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
@@ -29,6 +30,7 @@ __all__ = [
     "Group",
     "MoELayer",
     "Offload",
+    "Overflow",
     "Router",
     "RouterConfig",
     "Routing",

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _library
+from ._overflow import Overflow
 
 if TYPE_CHECKING:
     from .hosts import HostMesh
@@ -106,22 +107,22 @@ class AgreedFaults:
         self._told.clear()
         self._largest.zero_()
         if what:
-            code = "argument" if what == 2 else "capacity"
+            code = "argument" if what == Overflow.IMPOSSIBLE else "capacity"
             raise _library.Error.of(code, self._sentence(what, amount))
 
     def _sentence(self, what: int, amount: int) -> str:
         rows, backward_rows, num_experts, max_tokens = self._figures
-        if what == 2:
+        if what == Overflow.IMPOSSIBLE:
             return (
                 f"topk_ids has a number that is no expert; -1 (dropped) to {num_experts - 1} is "
                 f"accepted. Or a rank has more tokens than max_tokens={max_tokens}"
             )
-        if what == 3:
+        if what == Overflow.PAGES:
             return (
                 "a rank would save more pages than its row pool has left; "
                 f"{amount} bytes would do for this routing, or backward passes ahead of it"
             )
-        if what == 4:
+        if what == Overflow.EXPERT_ROWS:
             return (
                 f"an expert would receive {amount} rows (padding included), but backward_rows is "
                 f"{backward_rows}; backward_rows={amount} or more would do for this routing, or 0"

@@ -19,7 +19,8 @@ from ._forms import (
     layout_of,
     tuple_of,
 )
-from ._plain_values import check_whole
+from ._plain_values import check_bool, check_whole, check_whole_or_none
+from ._save_choice import Save, check_save
 from .arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "autocast",
     "check",
     "check_can_serve",
+    "check_choices",
     "check_deferred",
     "check_device",
     "check_max_tokens",
@@ -545,6 +547,31 @@ def check_max_tokens(max_tokens: int | None) -> None:
     check_whole(max_tokens=max_tokens)
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
+
+
+def check_choices(
+    *,
+    max_tokens: int | None,
+    capacity_rows: int | None,
+    save: Save | None,
+    recompute_h: bool | None,
+    backward_rows: int | None,
+    exact_rows: bool | None,
+    exact_hosts: bool | None,
+    schedule: str | None,
+) -> None:
+    """Raises TypeError or ValueError for choices of a call, or a layer, that there are not.
+
+    None: none is made. Whether the library can serve them is its to say.
+    """
+    check_max_tokens(max_tokens)
+    check_schedule(schedule)
+    if save is not None:
+        check_save(save)
+    if capacity_rows is not None or backward_rows is not None:
+        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
+    if recompute_h is not None or exact_rows is not None or exact_hosts is not None:
+        check_bool(recompute_h=recompute_h, exact_rows=exact_rows, exact_hosts=exact_hosts)
 
 
 def check_schedule(schedule: str | None) -> None:

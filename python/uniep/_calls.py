@@ -16,7 +16,7 @@ class RowMemory(ctypes.Structure):
         ("x_rows", c_void_p),
         ("h", c_void_p),
         ("row_probs", c_void_p),
-        ("forward_rows", c_void_p),
+        ("forward_memory", c_void_p),
     ]
 
 
@@ -82,7 +82,7 @@ class BackwardCall(ctypes.Structure):
         ("dprobs", c_void_p),
         ("dw1", c_void_p),
         ("dw2", c_void_p),
-        ("backward_rows", c_void_p),
+        ("backward_memory", c_void_p),
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),

@@ -188,10 +188,11 @@ def save_hugging_face(
 
     Raises:
         ImportError: where the package safetensors is missing.
-        OSError: for a file that cannot be written; where it is the index, on all ranks.
+        OSError: on all ranks, where one of them cannot write a file.
         ValueError: for an unknown family, layers that have what the family lacks, no layers, and
             others by the name of a layer's tensor.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if not layers:
@@ -205,7 +206,6 @@ def save_hugging_face(
                     "the rest of the model are accepted"
                 )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     for layer in layers.values():
         _let_go_of_gathered(layer)
     some = next(iter(layers.values()))
@@ -221,27 +221,48 @@ def save_hugging_face(
         if some.rank == 0:
             own.update(replicated)
         data.update({f"{prefix}.{name}": _on_host(tensor) for name, tensor in own.items()})
-    save_file(data, str(folder / file), metadata={"format": "pt"})
 
+    def write_tensors() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(data, str(folder / file), metadata={"format": "pt"})
+        except SafetensorError as error:  # of its own kind for what the system refuses, too
+            raise OSError(str(error)) from error
+
+    _on_all_ranks(some, f"a file in {folder}", write_tensors)
     entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
     parts = gather_objects(entries, some.group) if some.size > 1 else [entries]
-    error: OSError | None = None
-    if some.rank == 0:
+
+    def write_index() -> None:
+        if some.rank > 0:
+            return
         index = {
             "metadata": {"total_size": sum(sum(sizes.values()) for _, sizes in parts)},
             "weight_map": {name: name_of for name_of, sizes in parts for name in sizes},
         }
-        try:
-            write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
-        except OSError as raised:
-            error = raised
-    failed = None if error is None else str(error)
-    # All wait here until the index is there, and hear if it is not.
-    said = gather_objects(failed, some.group) if some.size > 1 else [None]
+        write_whole(folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+    _on_all_ranks(some, f"the index of {folder}", write_index)
+
+
+def _on_all_ranks(layer: MoELayer, what: str, write: Callable[[], None]) -> None:
+    """Writes, and waits for all ranks of the layer; collective.
+
+    Raises:
+        OSError: on all of them, where one could not.
+    """
+    error: OSError | None = None
+    try:
+        write()
+    except OSError as raised:
+        error = raised
+    said = None if error is None else str(error)
+    sentences = gather_objects(said, layer.group) if layer.size > 1 else [said]
     if error is not None:
         raise error
-    if said[0] is not None:
-        raise OSError(f"rank 0 could not write the index of {folder}: {said[0]}")
+    for rank, sentence in enumerate(sentences):
+        if sentence is not None:
+            raise OSError(f"rank {rank} could not write {what}: {sentence}")
 
 
 def _names_of_all(layer: MoELayer, family: str) -> set[str]:

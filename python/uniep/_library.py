@@ -150,8 +150,8 @@ class Needs(ctypes.Structure):
     symmetric: int
     workspace: int
     plan: int
-    forward_rows: int
-    backward_rows: int
+    forward_memory: int
+    backward_memory: int
     alignment: int
 
     _fields_: ClassVar[list[Any]] = [
@@ -160,8 +160,8 @@ class Needs(ctypes.Structure):
         ("symmetric", c_int64),
         ("workspace", c_int64),
         ("plan", c_int64),
-        ("forward_rows", c_int64),
-        ("backward_rows", c_int64),
+        ("forward_memory", c_int64),
+        ("backward_memory", c_int64),
         ("alignment", c_int64),
     ]
 

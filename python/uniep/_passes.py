@@ -142,7 +142,7 @@ class _MoeInTensors(torch.autograd.Function):
                 x_rows=x_rows,
                 h=h,
                 row_probs=row_probs,
-                backward_rows=rows,
+                backward_memory=rows,
                 tokens=dy.shape[0],
                 shared=read_later(weights, dy, x),
                 weights=ctx.weights or weights,

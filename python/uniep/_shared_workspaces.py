@@ -19,11 +19,10 @@ from .workspace import Workspace
 
 __all__ = [
     "LayerKind",
-    "default_workspace",
     "drop_workspaces",
-    "paged_workspace",
     "prepare",
     "room",
+    "shared_workspace",
 ]
 
 
@@ -48,7 +47,28 @@ class LayerKind(NamedTuple):
     shared_apart: bool
 
 
-def default_workspace(
+def shared_workspace(
+    group: GroupLike,
+    device: torch.device,
+    kind: LayerKind,
+    tokens: int,
+    max_tokens: int | None,
+    row_pool: RowPoolLike = None,
+) -> Workspace:
+    """The workspace that calls without one share, of this kind; made by the first of them.
+
+    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. With
+    several ranks such a call is refused by all of them.
+
+    Raises:
+        ValueError: where ``max_tokens`` of several ranks is more than in their first call.
+    """
+    if row_pool is None or row_pool is False:
+        return _shared(group, device, kind, tokens, max_tokens)
+    return _in_pages(row_pool, group, device, kind, tokens, max_tokens)
+
+
+def _shared(
     group: GroupLike,
     device: torch.device,
     kind: LayerKind,
@@ -56,14 +76,7 @@ def default_workspace(
     max_tokens: int | None,
     row_pool: RowPool | None = None,
 ) -> Workspace:
-    """The workspace that calls without one share, of this kind; made by the first of them.
-
-    Of one process alone it grows with the tokens of a call where ``max_tokens`` is None. With
-    several ranks such a call is refused by all of them. Not with ``row_pool`` while compiling.
-
-    Raises:
-        ValueError: where ``max_tokens`` of several ranks is more than in their first call.
-    """
+    """As :func:`shared_workspace`; with a pool not while compiling."""
     wanted = tokens if max_tokens is None else max_tokens
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
@@ -117,7 +130,7 @@ class _Place(NamedTuple):
 
 
 @outside_graphs(reason="a row pool keeps what forwards save outside of the graph")
-def paged_workspace(
+def _in_pages(
     row_pool: RowPoolLike,
     group: GroupLike,
     device: torch.device,
@@ -125,10 +138,10 @@ def paged_workspace(
     tokens: int,
     max_tokens: int | None,
 ) -> Workspace:
-    """As :func:`default_workspace`, of those with this row pool."""
+    """Likewise, of those with this row pool."""
     kept = (kind.hidden, kind.intermediate, kind.save, kind.recompute_h, kind.activation)
     pool = shared_pool(row_pool, group, device, *kept)
-    return default_workspace(group, device, kind, tokens, max_tokens, pool)
+    return _shared(group, device, kind, tokens, max_tokens, pool)
 
 
 def drop_workspaces(group: GroupLike = None) -> None:
@@ -250,7 +263,7 @@ def _as_constant(number: int) -> int:
 
 
 def room(group: GroupLike | str, device: str, *figures: Any) -> int:
-    """Tokens that there is a workspace for, of those that :func:`default_workspace` finds."""
+    """Tokens that there is a workspace for, of those that :func:`shared_workspace` finds."""
     place = _Place.of(_given(group), torch.device(device))
     known = place.known(None).get(place.key(LayerKind(*figures)))
     return 0 if known is None else known.max_tokens
@@ -261,7 +274,7 @@ _prepared: dict[str, weakref.ref[Workspace]] = {}
 
 
 def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *figures: Any) -> str:
-    """The name of the one that :func:`default_workspace` returns, which it makes if need be.
+    """The name of the one that :func:`shared_workspace` returns, which it makes if need be.
 
     The compiler hands on constants: a :class:`Group` and the device by their names, the figures of
     a LayerKind.

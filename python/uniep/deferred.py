@@ -40,7 +40,7 @@ class _Pending:
     x_rows: Tensor
     h: Tensor
     row_probs: Tensor
-    backward_rows: Tensor
+    backward_memory: Tensor
     tokens: int
     shared: tuple[Staying, ...]
     weights: Experts
@@ -50,7 +50,7 @@ class _Pending:
 
     def memory(self) -> Iterator[Tensor | None]:
         """What nobody else may hold."""
-        yield from (self.plan, self.x_rows, self.h, self.row_probs, self.backward_rows)
+        yield from (self.plan, self.x_rows, self.h, self.row_probs, self.backward_memory)
         yield from (staying.tensor for staying in self.shared)
 
 
@@ -60,7 +60,7 @@ class _PendingPages:
 
     key: Tensor
     saved: SavedPages
-    backward_rows: Tensor
+    backward_memory: Tensor
     tokens: int
     shared: tuple[Staying, ...]
     weights: Experts
@@ -70,7 +70,7 @@ class _PendingPages:
 
     def memory(self) -> Iterator[Tensor | None]:
         """What nobody else may hold."""
-        yield from (self.backward_rows, *(staying.tensor for staying in self.shared))
+        yield from (self.backward_memory, *(staying.tensor for staying in self.shared))
 
 
 class DeferredWeights:
@@ -197,7 +197,7 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
     """Those that a backward of data left out, but for what was added to ``main_grads``."""
     if isinstance(call, _PendingPages):
         return _gradients_of_pages(call)
-    saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_rows)
+    saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_memory)
     main = call.main_grads
     if main is not None:
         sums = with_sums_of_shared(main, call.weights)
@@ -218,7 +218,7 @@ def _gradients_of_pages(call: _PendingPages) -> Any:
     gradients = ops.backward_weights_pages(
         call.key,
         call.saved.address,
-        call.backward_rows,
+        call.backward_memory,
         sums.w1,
         sums.w2,
         call.tokens,

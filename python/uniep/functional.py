@@ -9,9 +9,8 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
-from ._plain_values import check_bool, check_whole_or_none
-from ._save_choice import Save, check_save
-from ._shared_workspaces import LayerKind, default_workspace, paged_workspace
+from ._save_choice import Save
+from ._shared_workspaces import LayerKind, shared_workspace
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
@@ -155,14 +154,16 @@ def moe(
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
-    if save is not None:
-        check_save(save)
-    _arguments.check_max_tokens(max_tokens)
-    _arguments.check_schedule(schedule)
-    if capacity_rows is not None or backward_rows is not None:
-        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
-    if recompute_h is not None or exact_rows is not None or exact_hosts is not None:
-        check_bool(recompute_h=recompute_h, exact_rows=exact_rows, exact_hosts=exact_hosts)
+    _arguments.check_choices(
+        max_tokens=max_tokens,
+        capacity_rows=capacity_rows,
+        save=save,
+        recompute_h=recompute_h,
+        backward_rows=backward_rows,
+        exact_rows=exact_rows,
+        exact_hosts=exact_hosts,
+        schedule=schedule,
+    )
     if deferred is not None:
         check_is_deferred(deferred)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
@@ -205,11 +206,9 @@ def moe(
             *arithmetic,
             shared_apart,
         )
-        wanted = (without_mesh(group), x.device, kind, tokens.shape[0], max_tokens)
-        if row_pool is None or row_pool is False:
-            workspace = default_workspace(*wanted)
-        else:
-            workspace = paged_workspace(row_pool, *wanted)
+        workspace = shared_workspace(
+            without_mesh(group), x.device, kind, tokens.shape[0], max_tokens, row_pool
+        )
     else:
         _arguments.refuse_beside_workspace(
             group=group,

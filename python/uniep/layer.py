@@ -14,15 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ._arguments import (
+    check_choices,
     check_device,
-    check_max_tokens,
-    check_schedule,
     check_tensors,
     refuse_beside_workspace,
 )
-from ._plain_values import check_bool, check_whole, check_whole_or_none
+from ._plain_values import check_bool, check_whole
 from ._same_weights import warn_of_other_weights
-from ._save_choice import Save, check_save
+from ._save_choice import Save
 from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
 from .deferred import DeferredWeights
 from .functional import moe
@@ -178,18 +177,17 @@ class MoELayer(nn.Module):
             shared_intermediate=shared_intermediate,
             shared_experts=shared_experts,
         )
-        check_bool(
+        check_bool(bias=bias, shared_gate=shared_gate)
+        check_choices(
+            max_tokens=max_tokens,
+            capacity_rows=capacity_rows,
+            save=save,
             recompute_h=recompute_h,
+            backward_rows=backward_rows,
             exact_rows=exact_rows,
             exact_hosts=exact_hosts,
-            bias=bias,
-            shared_gate=shared_gate,
+            schedule=schedule,
         )
-        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
-        check_max_tokens(max_tokens)
-        check_schedule(schedule)
-        if save is not None:
-            check_save(save)
         _check_experts_beside(
             zero_experts, zero_expert_type, router, shared_experts, shared_intermediate
         )

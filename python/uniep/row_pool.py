@@ -358,7 +358,7 @@ class _MoeInPages(torch.autograd.Function):
             pending = _PendingPages(
                 key=ctx.key,
                 saved=ctx.saved,
-                backward_rows=rows,
+                backward_memory=rows,
                 tokens=dy.shape[0],
                 shared=read_later(weights, dy, x),
                 weights=ctx.weights or weights,

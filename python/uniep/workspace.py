@@ -108,11 +108,9 @@ class Workspace(OfProcess):
         group: of the ranks of this host; ``members``: what was given, of all hosts.
         of_shared: the workspace of shared experts that are no part of the pass; None: there are
             none. Its memory counts as this one's.
-        overflow: int64 [2] on the device: 0 fine, 1 too many rows, 2 an impossible id, 3 a row pool
-            too full, 4 an expert with more rows than ``backward_rows``; and the capacity, the bytes
-            of a pool or the ``backward_rows`` that would have done. The largest of all calls since
-            it was made, grown or cleared (``overflow.zero_()``). Stays 0 with
-            ``on_overflow="raise"``.
+        overflow: int64 [2] on the device: a :class:`uniep.Overflow`, and what would have done. The
+            largest of all calls since it was made, grown or cleared (``overflow.zero_()``). Stays 0
+            with ``on_overflow="raise"``.
         rows: rows that there is room for.
         rows_of_x: of x, what a forward keeps for its backward: ``rows``, room for tokens, or 0;
             with ``exact_rows`` as many as come.
@@ -271,8 +269,8 @@ class Workspace(OfProcess):
         self.rows_of_x = needs.rows_of_x
         self.rows_of_h = 0 if self.recompute_h else needs.rows
         self.plan_bytes = needs.plan
-        self.forward_bytes = needs.forward_rows
-        self.backward_bytes = needs.backward_rows
+        self.forward_bytes = needs.forward_memory
+        self.backward_bytes = needs.backward_memory
         self.bytes = needs.workspace + needs.symmetric
         if self.of_shared is not None:
             self.bytes += self.of_shared.bytes

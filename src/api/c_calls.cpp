@@ -8,12 +8,19 @@ using uniep::cat;
 
 namespace {
 
+constexpr bool is(int number, Overflow overflow) { return number == static_cast<int>(overflow); }
+static_assert(is(UNIEP_OVERFLOW_NONE, Overflow::kNone) &&
+              is(UNIEP_OVERFLOW_ROWS, Overflow::kRows) &&
+              is(UNIEP_OVERFLOW_IMPOSSIBLE, Overflow::kImpossible) &&
+              is(UNIEP_OVERFLOW_PAGES, Overflow::kPages) &&
+              is(UNIEP_OVERFLOW_EXPERT_ROWS, Overflow::kExpertRows));
+
 /// What forward writes besides the plan.
 uniep::StepMemory forward_memory(const uniep_layer& l, const uniep::MemoryNeeds& needs,
                                  const uniep_row_memory& memory) {
   uniep::StepMemory m =
       l.saved_memory(needs.rows, needs.rows_of_x, memory.x_rows, memory.h, memory.row_probs);
-  m.forward_rows = scratch(memory.forward_rows, needs.forward_rows);
+  m.forward_memory = scratch(memory.forward_memory, needs.forward_memory);
   return m;
 }
 
@@ -149,7 +156,7 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   const uniep_row_memory& m = call->memory;
   const auto* allocate = reinterpret_cast<const void*>(call->allocate);
   if (is_pooled(l, call->saved, {call->plan, m.x_rows, m.h, m.row_probs, allocate})) {
-    f.options.memory.forward_rows = scratch(m.forward_rows, l.needs.forward_rows);
+    f.options.memory.forward_memory = scratch(m.forward_memory, l.needs.forward_memory);
     return f;
   }
   f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
@@ -219,9 +226,9 @@ uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_cal
   memory.plan = read_only<std::byte>(call->plan, needs.plan, "plan");
   const auto rows =
       b.part == Part::kWhole
-          ? scratch(call->backward_rows, needs.backward_rows)
-          : elements<std::byte>(call->backward_rows, needs.backward_rows, "backward_rows");
-  (b.part == Part::kWeights ? memory : b.options.memory).backward_rows = rows;
+          ? scratch(call->backward_memory, needs.backward_memory)
+          : elements<std::byte>(call->backward_memory, needs.backward_memory, "backward_memory");
+  (b.part == Part::kWeights ? memory : b.options.memory).backward_memory = rows;
   return memory;
 }
 
@@ -231,7 +238,7 @@ void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward&
           ", and the layer has a row pool; 0 is accepted");
   b.pooled = &call->saved->saved;
   b.options.keep_pages = truth(call->keep_pages, "keep_pages");
-  b.options.memory.backward_rows = scratch(call->backward_rows, l.needs.backward_rows);
+  b.options.memory.backward_memory = scratch(call->backward_memory, l.needs.backward_memory);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <limits>
 #include <map>
@@ -111,6 +112,9 @@ template <class T, class Pointer>
 std::span<T> elements(Pointer* data, std::int64_t count, const char* name) {
   if (count == 0) return {};
   require_given(data, name);
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  require(address % alignof(T) == 0, ErrorCode::kInvalidArgument, name, " starts at address ",
+          address, "; a multiple of ", alignof(T), " is accepted");
   return {static_cast<T*>(data), static_cast<std::size_t>(count)};
 }
 
@@ -162,8 +166,8 @@ inline uniep_memory_needs c_needs(const uniep::MemoryNeeds& n) {
           .symmetric = n.symmetric,
           .workspace = n.workspace,
           .plan = n.plan,
-          .forward_rows = n.forward_rows,
-          .backward_rows = n.backward_rows,
+          .forward_memory = n.forward_memory,
+          .backward_memory = n.backward_memory,
           .alignment = n.alignment};
 }
 

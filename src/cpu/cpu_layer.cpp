@@ -250,7 +250,7 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
   RoutingCheck check = check_routing(problem_, routing);
   if (pool_) check_pages(problem_, all.pools, check);
   if (flagged) {
-    options.overflow[0] = overflow_value(check.fault);
+    options.overflow[0] = static_cast<std::int64_t>(overflow_of(check.fault));
     options.overflow[1] = overflow_amount(check, problem_);
   } else {
     throw_if_any(check.fault, problem_, comm_.size());
@@ -377,8 +377,8 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
     check_forward_pages(pool_.get(), plan, options.memory);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
-    check_forward_rows_memory(problem_, needs_, options.memory, saved->rows);
-    rows = row_memory(options.memory.forward_rows, plan, Pass::kForward);
+    check_forward_memory_memory(problem_, needs_, options.memory, saved->rows);
+    rows = row_memory(options.memory.forward_memory, plan, Pass::kForward);
   });
   saved->take_pages();
   if (has_fault(plan)) {
@@ -420,9 +420,9 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
     check_backward(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kWhole);
-    check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
-    rows = row_memory(options.memory.backward_rows, saved.plan(), Pass::kBackward);
+    rows = row_memory(options.memory.backward_memory, saved.plan(), Pass::kBackward);
   });
   run_backward(*saved.data(), rows, *order, data_args(args), weights_args(args));
   if (ends_pages(*saved.data(), PassPart::kWhole, options)) saved.data()->lease->give_back();
@@ -431,14 +431,14 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
 void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
                              const CallOptions& options) {
   const Schedule& schedule = *options.schedule;
-  const std::span<std::byte> given = options.memory.backward_rows;
+  const std::span<std::byte> given = options.memory.backward_memory;
   std::optional<PassOrder> order;
   std::shared_ptr<std::byte> rows = callers_memory(given.data());
   agree_to_backward(saved, schedule, [&] {
     check_backward_data(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kData);
-    check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     if (!given.empty()) return;
     const auto heap = std::make_shared<Heap>(
@@ -446,9 +446,9 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     rows = {heap, heap->data()};
   });
   SavedData& data = *saved.data();
-  data.backward_rows.reset();  // a pass that fails leaves none
+  data.backward_memory.reset();  // a pass that fails leaves none
   run_backward(data, rows.get(), *order, args, {});
-  data.backward_rows = std::move(rows);
+  data.backward_memory = std::move(rows);
   if (ends_pages(data, PassPart::kData, options)) data.lease->give_back();
 }
 
@@ -457,13 +457,13 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule, options.memory);
-  check_backward_rows_memory(problem_, needs_, options.memory, saved.data()->rows);
+  check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
   check_wave_events(options.waves, 0);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
   const std::shared_ptr<std::byte> rows =
-      saved.data()->rows_of_weights(options.memory.backward_rows);
-  saved.data()->forget_backward_rows(rows);
+      saved.data()->rows_of_weights(options.memory.backward_memory);
+  saved.data()->forget_backward_memory(rows);
   run_backward(*saved.data(), rows.get(), order, {}, args);
   if (ends_pages(*saved.data(), PassPart::kWeights, options)) saved.data()->lease->give_back();
 }
@@ -509,8 +509,8 @@ MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_ro
           .symmetric = SymmetricLayout(p, num_ranks).bytes,
           .workspace = LocalCounterLayout(p, num_ranks).bytes,
           .plan = HostPlanLayout(p, num_ranks).bytes,
-          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
-          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .forward_memory = RowLayout(p, rows, Pass::kForward).bytes,
+          .backward_memory = RowLayout(p, rows, Pass::kBackward).bytes,
           .alignment = kHostAlignment};
 }
 

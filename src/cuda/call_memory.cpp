@@ -10,8 +10,8 @@ CallMemory::StepBytes CallMemory::step_bytes(const Problem& p, int num_ranks) {
   const std::int64_t rows = capacity_rows(p, num_ranks);
   return {.plan = DevicePlanLayout(p, num_ranks).bytes,
           .saved = saved_layout(p, num_ranks).bytes,
-          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
-          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .forward_memory = RowLayout(p, rows, Pass::kForward).bytes,
+          .backward_memory = RowLayout(p, rows, Pass::kBackward).bytes,
           .order = most_order_bytes(p, num_ranks)};
 }
 
@@ -30,7 +30,7 @@ void CallMemory::reserve_step(bool row_pool) {
   if (workspace_.is_callers()) return;
   std::vector<std::shared_ptr<std::byte>> together;
   for (const std::int64_t bytes : {bytes_.plan, bytes_.plan, row_pool ? 0 : bytes_.saved,
-                                   bytes_.forward_rows, bytes_.backward_rows, bytes_.order}) {
+                                   bytes_.forward_memory, bytes_.backward_memory, bytes_.order}) {
     if (bytes == 0) continue;
     together.push_back(take(nullptr, bytes, BufferPool::Use::kHeld, false));
   }
@@ -48,8 +48,8 @@ std::shared_ptr<std::byte> CallMemory::saved(bool captured) {
   return take(nullptr, bytes_.saved, BufferPool::Use::kHeld, captured);
 }
 
-std::shared_ptr<std::byte> CallMemory::backward_rows(std::span<std::byte> given, bool captured) {
-  return take(given.data(), bytes_.backward_rows, BufferPool::Use::kHeld, captured);
+std::shared_ptr<std::byte> CallMemory::backward_memory(std::span<std::byte> given, bool captured) {
+  return take(given.data(), bytes_.backward_memory, BufferPool::Use::kHeld, captured);
 }
 
 std::shared_ptr<std::byte> CallMemory::order(bool captured) {
@@ -57,7 +57,8 @@ std::shared_ptr<std::byte> CallMemory::order(bool captured) {
 }
 
 std::shared_ptr<std::byte> CallMemory::rows(Pass pass, std::span<std::byte> given, bool captured) {
-  const std::int64_t bytes = pass == Pass::kForward ? bytes_.forward_rows : bytes_.backward_rows;
+  const std::int64_t bytes =
+      pass == Pass::kForward ? bytes_.forward_memory : bytes_.backward_memory;
   return take(given.data(), bytes, BufferPool::Use::kCall, captured);
 }
 

@@ -34,7 +34,7 @@ class CallMemory {
   // Held by what the caller gets.
   std::shared_ptr<std::byte> plan(std::span<std::byte> given, bool captured);
   std::shared_ptr<std::byte> saved(bool captured);
-  std::shared_ptr<std::byte> backward_rows(std::span<std::byte> given, bool captured);
+  std::shared_ptr<std::byte> backward_memory(std::span<std::byte> given, bool captured);
 
   // Until the call at hand ends.
   std::shared_ptr<std::byte> order(bool captured);
@@ -43,7 +43,7 @@ class CallMemory {
  private:
   /// What a step takes at a time, of as many rows as there is capacity for.
   struct StepBytes {
-    std::int64_t plan, saved, forward_rows, backward_rows, order;
+    std::int64_t plan, saved, forward_memory, backward_memory, order;
   };
   static StepBytes step_bytes(const Problem& problem, int num_ranks);
 

@@ -261,8 +261,8 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   require_supported(unsupported_reason(args, problem()));
   check_forward_pages(pool_.get(), plan, options.memory);
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
-  check_forward_rows_memory(problem(), needs_, options.memory, saved->rows);
-  const auto rows = memory_.rows(Pass::kForward, options.memory.forward_rows, calls_.captured());
+  check_forward_memory_memory(problem(), needs_, options.memory, saved->rows);
+  const auto rows = memory_.rows(Pass::kForward, options.memory.forward_memory, calls_.captured());
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   set_tensors(t.table, args);
   t.set_weights(args);
@@ -293,9 +293,9 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     require_supported(unsupported_ring_reason(schedule, problem(), sms_));
     require_supported(unsupported_reason(data_args(args), problem()));
     require_supported(unsupported_reason(weights_args(args), problem()));
-    check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
+    check_backward_memory_memory(problem(), needs_, options.memory, saved.data()->rows);
     const auto rows =
-        memory_.rows(Pass::kBackward, options.memory.backward_rows, calls_.captured());
+        memory_.rows(Pass::kBackward, options.memory.backward_memory, calls_.captured());
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
                  options);
     return_pages(*saved.data(), PassPart::kWhole, options);
@@ -308,16 +308,16 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     const Schedule& schedule = *options.schedule;
     check_backward_data(problem(), communicator(), saved, args, schedule);
     check_backward_pages(*saved.data(), PassPart::kData);
-    check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
+    check_backward_memory_memory(problem(), needs_, options.memory, saved.data()->rows);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
     require_supported(unsupported_reason(args, problem()));
     SavedData& data = *saved.data();
-    data.backward_rows.reset();  // a pass that fails leaves none
-    const auto rows = memory_.backward_rows(options.memory.backward_rows, calls_.captured());
+    data.backward_memory.reset();  // a pass that fails leaves none
+    const auto rows = memory_.backward_memory(options.memory.backward_memory, calls_.captured());
     if (calls_.captured()) data.keep_for_replays(rows);
     run_backward(data, rows.get(), PassPart::kData, args, {}, options);
-    data.backward_rows = rows;
+    data.backward_memory = rows;
     return_pages(data, PassPart::kData, options);
   });
 }
@@ -330,16 +330,16 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   begin_memory();
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule, options.memory);
-  check_backward_rows_memory(problem(), needs_, options.memory, saved.data()->rows);
+  check_backward_memory_memory(problem(), needs_, options.memory, saved.data()->rows);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));
   require_supported(unsupported_reason(args, problem()));
   SavedData& data = *saved.data();
-  const std::shared_ptr<std::byte> rows = data.rows_of_weights(options.memory.backward_rows);
+  const std::shared_ptr<std::byte> rows = data.rows_of_weights(options.memory.backward_memory);
   if (calls_.captured()) data.keep_for_replays(rows);
   run_backward(data, rows.get(), PassPart::kWeights, {}, args, options);
-  data.forget_backward_rows(rows);
+  data.forget_backward_memory(rows);
   return_pages(data, PassPart::kWeights, options);
 }
 

@@ -15,8 +15,8 @@ MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_ro
           .symmetric = LayerSymmetricLayout(p, num_ranks).bytes,
           .workspace = LayerWorkspaceLayout(p, num_ranks).bytes,
           .plan = DevicePlanLayout(p, num_ranks).bytes,
-          .forward_rows = RowLayout(p, rows, Pass::kForward).bytes,
-          .backward_rows = RowLayout(p, rows, Pass::kBackward).bytes,
+          .forward_memory = RowLayout(p, rows, Pass::kForward).bytes,
+          .backward_memory = RowLayout(p, rows, Pass::kBackward).bytes,
           .alignment = kDeviceAlignment};
 }
 

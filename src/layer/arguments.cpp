@@ -247,7 +247,8 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
                             const Schedule& schedule, const StepMemory& memory) {
   check_saved(problem, communicator, saved, schedule);
   check_room_for_parts(problem);
-  const bool has_rows = saved.data()->backward_rows.has_value() || !memory.backward_rows.empty();
+  const bool has_rows =
+      saved.data()->backward_memory.has_value() || !memory.backward_memory.empty();
   require(has_rows, ErrorCode::kInvalidArgument,
           "saved holds no rows of a backward pass; backward_weights is accepted once after each "
           "backward_data on the same saved");
@@ -382,15 +383,15 @@ std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const Me
   return rows;
 }
 
-void check_forward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
-                               const StepMemory& memory, std::int64_t rows) {
-  check_if_given("memory.forward_rows", memory.forward_rows,
+void check_forward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
+                                 const StepMemory& memory, std::int64_t rows) {
+  check_if_given("memory.forward_memory", memory.forward_memory,
                  RowLayout(problem, rows, Pass::kForward).bytes, needs.alignment);
 }
 
-void check_backward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
-                                const StepMemory& memory, std::int64_t rows) {
-  check_if_given("memory.backward_rows", memory.backward_rows,
+void check_backward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
+                                  const StepMemory& memory, std::int64_t rows) {
+  check_if_given("memory.backward_memory", memory.backward_memory,
                  RowLayout(problem, rows, Pass::kBackward).bytes, needs.alignment);
 }
 
@@ -404,7 +405,7 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
   const std::int64_t rows = given_rows(problem, needs, memory);
   // Of received tokens there are as many as forward had room for.
   check_rows(problem, needs, memory, rows, problem.save == Save::kRows ? rows : 0);
-  check_backward_rows_memory(problem, needs, memory, rows);
+  check_backward_memory_memory(problem, needs, memory, rows);
   return rows;
 }
 

@@ -39,11 +39,11 @@ bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
 /// Where these are fewer than the capacity, the plan is asked for its rows, which waits for it.
 std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
                                                const StepMemory& memory);
-void check_forward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
-                               const StepMemory& memory, std::int64_t rows);
-void check_backward_rows_memory(const Problem& problem, const MemoryNeeds& needs,
-                                const StepMemory& memory, std::int64_t rows);
-/// All that `Layer::restore` reads; `backward_rows` may be empty. Returns the number of rows.
+void check_forward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
+                                 const StepMemory& memory, std::int64_t rows);
+void check_backward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
+                                  const StepMemory& memory, std::int64_t rows);
+/// All that `Layer::restore` reads; `backward_memory` may be empty. Returns the number of rows.
 std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
                                    const StepMemory& memory, std::int64_t tokens);
 

@@ -15,7 +15,7 @@
 namespace uniep {
 
 /// What Saved holds. The tensors are written by forward and only read by backward, but for
-/// `backward_rows`.
+/// `backward_memory`.
 struct SavedData {
   /// In memory of uniep's own, which has room for so many rows: `memory` owns `base`, at least
   /// `layout.bytes`.
@@ -63,7 +63,7 @@ struct SavedData {
   std::int64_t bytes() const {
     std::set<const std::byte*> held;  // what a captured call took stands in both
     for (const auto& of_call : captured_rows) held.insert(of_call.get());
-    if (backward_rows && !is_callers(*backward_rows)) held.insert(backward_rows->get());
+    if (backward_memory && !is_callers(*backward_memory)) held.insert(backward_memory->get());
     const std::int64_t each = RowLayout(plan.problem(), rows, Pass::kBackward).bytes;
     return own_bytes_ + static_cast<std::int64_t>(held.size()) * each;
   }
@@ -76,11 +76,11 @@ struct SavedData {
   /// What backward_weights reads: the rows that the caller gives it, or those of the last
   /// backward_data.
   std::shared_ptr<std::byte> rows_of_weights(std::span<std::byte> given) const {
-    return given.empty() ? *backward_rows : callers_memory(given.data());
+    return given.empty() ? *backward_memory : callers_memory(given.data());
   }
   /// They are read once.
-  void forget_backward_rows(const std::shared_ptr<std::byte>& read) {
-    if (backward_rows && backward_rows->get() == read.get()) backward_rows.reset();
+  void forget_backward_memory(const std::shared_ptr<std::byte>& read) {
+    if (backward_memory && backward_memory->get() == read.get()) backward_memory.reset();
   }
 
   RoutingPlan plan;
@@ -89,7 +89,7 @@ struct SavedData {
   std::shared_ptr<PageLease> lease{};  // with a row pool
   TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
-  std::optional<std::shared_ptr<std::byte>> backward_rows;
+  std::optional<std::shared_ptr<std::byte>> backward_memory;
   /// Those of captured calls, which replays write and read again.
   std::vector<std::shared_ptr<std::byte>> captured_rows;
 
@@ -101,8 +101,8 @@ struct SavedData {
 /// What `Layer::restore` returns, once `memory` has been checked.
 inline Saved restored(const RoutingPlan& plan, std::int64_t num_rows, const StepMemory& memory) {
   auto saved = std::make_unique<SavedData>(plan, num_rows, memory);
-  if (!memory.backward_rows.empty()) {
-    saved->backward_rows = callers_memory(memory.backward_rows.data());
+  if (!memory.backward_memory.empty()) {
+    saved->backward_memory = callers_memory(memory.backward_memory.data());
   }
   return Saved(std::move(saved));
 }

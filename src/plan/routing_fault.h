@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "uniep/bf16.h"
+#include "uniep/overflow.h"
 #include "uniep/problem.h"
 
 namespace uniep {
@@ -28,11 +29,21 @@ struct RoutingFault {
 };
 
 /// Element 0 of CallOptions::overflow.
-UNIEP_HD constexpr std::int64_t overflow_value(const RoutingFault& fault) {
-  if (fault.kind == RoutingFault::Kind::kNone) return 0;
-  if (fault.kind == RoutingFault::Kind::kPages) return 3;
-  if (fault.kind == RoutingFault::Kind::kExpertRows) return 4;
-  return fault.kind == RoutingFault::Kind::kCapacity ? 1 : 2;
+UNIEP_HD constexpr Overflow overflow_of(const RoutingFault& fault) {
+  switch (fault.kind) {
+    case RoutingFault::Kind::kNone:
+      return Overflow::kNone;
+    case RoutingFault::Kind::kCapacity:
+      return Overflow::kRows;
+    case RoutingFault::Kind::kPages:
+      return Overflow::kPages;
+    case RoutingFault::Kind::kExpertRows:
+      return Overflow::kExpertRows;
+    case RoutingFault::Kind::kTokens:
+    case RoutingFault::Kind::kExpertId:
+      break;
+  }
+  return Overflow::kImpossible;
 }
 inline constexpr bf16 kFaultToken{0x7fc0};  // out and dx of a routing with a fault: NaN
 

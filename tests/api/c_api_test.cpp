@@ -240,6 +240,16 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   forward_refused([&](auto& c) { c.memory.h = const_cast<std::byte*>(misaligned); },
                   cat("memory.h starts at address ", reinterpret_cast<std::uintptr_t>(misaligned),
                       "; a multiple of 64 is accepted"));
+  const auto odd = [](const void* address) { return static_cast<const std::byte*>(address) + 1; };
+  for (const auto& spoil : std::vector<std::function<void(uniep_forward_call&)>>{
+           [&](auto& c) { c.x = odd(c.x); }, [&](auto& c) { c.w1 = odd(c.w1); },
+           [&](auto& c) { c.w2 = odd(c.w2); }}) {
+    uniep_forward_call call = step.forward_call();
+    spoil(call);
+    EXPECT_EQ(uniep_forward(layer.get(), &call), 1);
+    EXPECT_TRUE(std::string(uniep_last_error()).ends_with("; a multiple of 2 is accepted"))
+        << uniep_last_error();
+  }
   step.forward();
   const auto backward_refused = [&](const std::function<void(uniep_backward_call&)>& spoil,
                                     const std::string& sentence, int part = 0) {
@@ -257,8 +267,8 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
   backward_refused([](auto& c) { c.rows = 129; },
                    cat("rank 0: rows is 129; a multiple of row_align=128 below ",
                        layer.needs().rows, " is accepted, or 0 for that capacity"));
-  backward_refused([](auto& c) { c.backward_rows = nullptr; },
-                   "rank 0: backward_rows is NULL; an address is accepted", 1);
+  backward_refused([](auto& c) { c.backward_memory = nullptr; },
+                   "rank 0: backward_memory is NULL; an address is accepted", 1);
   backward_refused(
       [&](auto& c) {
         c.waves = {events, events, 1};

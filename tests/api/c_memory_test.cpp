@@ -51,7 +51,7 @@ struct ExactMemory {
     needs.rows_of_x = self.rows_of_x;
     self.memory.emplace(needs, p);
     *memory = {data_or_null(self.memory->x_rows), data_or_null(self.memory->h),
-               self.memory->row_probs.as<float>().data(), self.memory->forward_rows.data()};
+               self.memory->row_probs.as<float>().data(), self.memory->forward_memory.data()};
     return 0;
   }
 
@@ -69,7 +69,7 @@ struct ExactMemory {
     call.x_rows = data_or_null(memory->x_rows);
     call.h = data_or_null(memory->h);
     call.row_probs = memory->row_probs.as<float>().data();
-    call.backward_rows = memory->backward_rows.data();
+    call.backward_memory = memory->backward_memory.data();
     return call;
   }
 };
@@ -92,7 +92,7 @@ TEST(CApi, MemoryOfTheRowsThatComeIsAskedForAndBackwardTakesItsNumber) {
       uniep_memory_needs needs{};
       expect_ok(uniep_layer_needs(layer.get(), exact.rows, &needs));
       EXPECT_EQ(needs.rows, exact.rows);
-      EXPECT_LT(needs.backward_rows, layer.needs().backward_rows);
+      EXPECT_LT(needs.backward_memory, layer.needs().backward_memory);
       exact.memory->move();
       for (int p = part; p <= 2 * part; ++p) {
         const uniep_backward_call backward = exact.backward_call(step, p);

@@ -118,7 +118,7 @@ struct RankStep {
     c.out = forward_args.out.data();
     c.plan = memory.plan.data();
     c.memory = {memory.x_rows.data(), memory.h.data(), memory.row_probs.as<float>().data(),
-                memory.forward_rows.data()};
+                memory.forward_memory.data()};
     return c;
   }
   uniep_backward_call backward() {

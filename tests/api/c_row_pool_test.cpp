@@ -109,10 +109,11 @@ TEST_F(CPool, StepsTakePagesAndGiveThemBack) {
 /// The rows of part 1 say whose weight gradients part 2 computes, also behind another part 1.
 TEST_F(CPool, PartsThatAreUnderWayKeepTheirRows) {
   uniep_saved* const saved = forward();
-  GuardedMemory rows[] = {GuardedMemory(needs_.backward_rows), GuardedMemory(needs_.backward_rows)};
+  GuardedMemory rows[] = {GuardedMemory(needs_.backward_memory),
+                          GuardedMemory(needs_.backward_memory)};
   const auto part = [&](int number, const GuardedMemory& memory, const auto& change) {
     uniep_backward_call call = backward_call(saved, number);
-    call.backward_rows = memory.data();
+    call.backward_memory = memory.data();
     call.keep_pages = 1;
     change(call);
     expect_ok(uniep_backward(layer_, &call));

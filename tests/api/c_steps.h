@@ -127,7 +127,7 @@ class CStep {
     c.out = result_.out.data();
     c.plan = memory_.plan.data();
     c.memory = {data_or_null(memory_.x_rows), data_or_null(memory_.h),
-                memory_.row_probs.as<float>().data(), memory_.forward_rows.data()};
+                memory_.row_probs.as<float>().data(), memory_.forward_memory.data()};
     return c;
   }
   uniep_backward_call backward_call(int part = 0) {
@@ -138,7 +138,7 @@ class CStep {
     c.x_rows = data_or_null(memory_.x_rows);
     c.h = data_or_null(memory_.h);
     c.row_probs = memory_.row_probs.as<float>().data();
-    c.backward_rows = memory_.backward_rows.data();
+    c.backward_memory = memory_.backward_memory.data();
     const Problem& p = layer_.problem();
     const bool in_place = p.shared_experts > 0;
     if (part != 2 || in_place) c.dy = data_.dy.data();

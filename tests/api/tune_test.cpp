@@ -203,7 +203,7 @@ TEST(Tune, AFlaggedRoutingThatDoesNotFitIsRefused) {
   Layer layer(small, g.group()[0]);
   std::array<std::int64_t, 2> overflow{};
   const RoutingPlan plan = layer.plan(g.split().topk_ids(0), {.overflow = overflow.data()});
-  ASSERT_EQ(overflow[0], 1);
+  ASSERT_EQ(uniep::Overflow{overflow[0]}, uniep::Overflow::kRows);
   try {
     tune_forward(layer, plan, g.forward_args(0), short_search());
     ADD_FAILURE() << "passes of it do nothing, and take no time";

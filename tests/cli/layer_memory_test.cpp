@@ -62,7 +62,7 @@ TEST(RankBytes, AreWhatPyTorchAllocates) {
         const MemoryNeeds needs = Layer::memory_needs(p, Backend::kCuda, 4, rows);
         const RankBytes bytes = rank_bytes(p, 4, room_for(p, 4, rows));
         EXPECT_EQ(bytes.shared, needs.workspace + needs.symmetric);
-        EXPECT_EQ(bytes.pass, std::max(needs.forward_rows, needs.backward_rows));
+        EXPECT_EQ(bytes.pass, std::max(needs.forward_memory, needs.backward_memory));
         const std::int64_t of_x = save == Save::kNone     ? 0
                                   : save == Save::kTokens ? std::min(rows, 4 * p.max_tokens)
                                                           : rows;

@@ -154,7 +154,7 @@ TEST(DeferredWeights, OrderIsToldWhereItIsWrongAndNothingIsWritten) {
   EXPECT_GT(deferred_bytes, forward_bytes);
   // As captured calls on GPUs do, whose replays write their rows again: of this one and another.
   auto& captured = group.saved(0).data()->captured_rows;
-  captured.push_back(*group.saved(0).data()->backward_rows);
+  captured.push_back(*group.saved(0).data()->backward_memory);
   EXPECT_EQ(group.saved(0).bytes(), deferred_bytes);
   captured.push_back(std::make_shared<std::byte>());
   EXPECT_EQ(group.saved(0).bytes() - deferred_bytes, deferred_bytes - forward_bytes);
@@ -222,10 +222,10 @@ TEST(DeferredWeights, OfEachOfSeveralPassesOnOneForward) {
     group.forward(rank);
     const BackwardArgs args = group.backward_args(rank);
     const MemoryNeeds needs = Layer::memory_needs(layer.problem(), Backend::kCpu, 2);
-    const GuardedMemory memory[] = {GuardedMemory(needs.backward_rows),
-                                    GuardedMemory(needs.backward_rows)};
+    const GuardedMemory memory[] = {GuardedMemory(needs.backward_memory),
+                                    GuardedMemory(needs.backward_memory)};
     const auto in_memory_of = [&](int pass) {
-      return CallOptions{.memory = {.backward_rows = memory[pass].bytes()}};
+      return CallOptions{.memory = {.backward_memory = memory[pass].bytes()}};
     };
     layer.backward_data(group.saved(rank), data_args(args), in_memory_of(0));
     std::vector<bf16> other_dy(args.dy.begin(), args.dy.end());
@@ -242,12 +242,12 @@ TEST(DeferredWeights, OfEachOfSeveralPassesOnOneForward) {
   group.expect_contract("of the first pass");
   std::byte one{};
   const RowLayout needed(group.layer(0).problem(), group.saved(0).data()->rows, Pass::kBackward);
-  expect_invalid(cat("memory.backward_rows has 1 bytes; ", needed.bytes,
+  expect_invalid(cat("memory.backward_memory has 1 bytes; ", needed.bytes,
                      " or more are accepted (Layer::memory_needs)"),
                  [&] {
                    group.layer(0).backward_weights(group.saved(0),
                                                    weights_args(group.backward_args(0)),
-                                                   {.memory = {.backward_rows = {&one, 1}}});
+                                                   {.memory = {.backward_memory = {&one, 1}}});
                  });
 }
 

@@ -64,7 +64,7 @@ void TwoPools::expect_refused_alike(const Problem& problem, std::int64_t step) {
       std::int64_t overflow[2] = {-1, -1};
       {
         const RoutingPlan none = layer.plan(split_.topk_ids(c.rank()), {.overflow = overflow});
-        EXPECT_EQ(overflow[0], 3);
+        EXPECT_EQ(Overflow{overflow[0]}, Overflow::kPages);
         EXPECT_EQ(overflow[1], would_do);
         EXPECT_EQ(pool.free_pages(), free);
         LayerResult nan = workload::make_result(data_, {});

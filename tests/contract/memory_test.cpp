@@ -202,21 +202,21 @@ TEST_F(RefusedMemory, OfAStep) {
                     " elements; this routing brings ", plan.padded_rows(),
                     " rows (RoutingPlan::padded_rows), and as many or more are accepted"));
   m = kept.memory();
-  m.forward_rows = m.forward_rows.first(64);
+  m.forward_memory = m.forward_memory.first(64);
   EXPECT_STATES(forward_refused(),
-                cat("rank 0: memory.forward_rows has 64 bytes; ", needs_.forward_rows,
+                cat("rank 0: memory.forward_memory has 64 bytes; ", needs_.forward_memory,
                     " or more are accepted (Layer::memory_needs)"));
   Saved saved = layer.forward(plan, split_.forward_args(0, result));
-  m.backward_rows = kept.backward_rows.bytes().first(64);
+  m.backward_memory = kept.backward_memory.bytes().first(64);
   // As many rows as uniep has saved.
   const std::int64_t needed =
-      Layer::memory_needs(problem_, Backend::kCpu, 1, plan.padded_rows()).backward_rows;
-  EXPECT_LT(needed, needs_.backward_rows);
+      Layer::memory_needs(problem_, Backend::kCpu, 1, plan.padded_rows()).backward_memory;
+  EXPECT_LT(needed, needs_.backward_memory);
   EXPECT_STATES(refusal([&] {
                   layer.backward_data(saved, data_args(split_.backward_args(0, result)),
                                       {.memory = m});
                 }),
-                cat("rank 0: memory.backward_rows has 64 bytes; ", needed,
+                cat("rank 0: memory.backward_memory has 64 bytes; ", needed,
                     " or more are accepted (Layer::memory_needs)"));
   for (const bf16 v : result.dx) ASSERT_EQ(v.bits, 0x7fff) << "nothing was written";
 }
@@ -307,7 +307,7 @@ TEST(OverflowValues, AreAlikeOnAllRanksAndTheGroupGoesOn) {
     Layer layer(problem, c);
     std::int64_t overflow[2] = {-1, -1};
     const RoutingPlan plan = layer.plan(split.topk_ids(c.rank()), {.overflow = overflow});
-    EXPECT_EQ(overflow[0], 1);
+    EXPECT_EQ(Overflow{overflow[0]}, Overflow::kRows);
     EXPECT_EQ(overflow[1], data.tokens * data.topk);
     const ForwardArgs forward = split.forward_args(c.rank(), result);
     const Saved saved = layer.forward(plan, forward, schedule);
@@ -321,7 +321,7 @@ TEST(OverflowValues, AreAlikeOnAllRanksAndTheGroupGoesOn) {
     std::vector<std::int32_t> even(split.topk_ids(c.rank()).size());
     for (std::size_t i = 0; i < even.size(); ++i) even[i] = static_cast<int>(i % 4);
     layer.plan(even, {.overflow = overflow});
-    EXPECT_EQ(overflow[0], 0);
+    EXPECT_EQ(Overflow{overflow[0]}, Overflow::kNone);
     EXPECT_EQ(overflow[1], 32);
   });
 }
@@ -353,7 +353,7 @@ TEST(OverflowValues, ARestoredPlanThatIsNotFlaggedThrows) {
   const CallOptions options{.memory = kept.memory(), .overflow = overflow};
   (void)layer.forward(layer.plan(split.topk_ids(0), options), split.forward_args(0, result),
                       options);
-  EXPECT_EQ(overflow[0], 2);
+  EXPECT_EQ(Overflow{overflow[0]}, Overflow::kImpossible);
   const StepMemory memory = kept.saved();
   EXPECT_NO_THROW(layer.restore(memory, data.tokens, true));
   expect_invalid("topk_ids of rank 0, token 1, slot 1 is 7; -1 (dropped) to 1 is accepted",

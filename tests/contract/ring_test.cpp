@@ -105,9 +105,9 @@ TEST(RowRing, HalvesWhatBackwardWorksIn) {
       p.recompute_h = q.recompute_h = recompute_h;
       const MemoryNeeds needs = Layer::memory_needs(p, Backend::kCpu, 4);
       const MemoryNeeds less = Layer::memory_needs(q, Backend::kCpu, 4);
-      EXPECT_NEAR(static_cast<double>(less.backward_rows),
-                  static_cast<double>(needs.backward_rows) / 2, 4e6);
-      EXPECT_EQ(less.forward_rows, needs.forward_rows);
+      EXPECT_NEAR(static_cast<double>(less.backward_memory),
+                  static_cast<double>(needs.backward_memory) / 2, 4e6);
+      EXPECT_EQ(less.forward_memory, needs.forward_memory);
       EXPECT_EQ(less.rows, needs.rows);
     }
   }
@@ -149,7 +149,7 @@ TEST(RowRing, AnExpertWithTooManyRowsIsRefusedOnAllRanks) {
     Layer layer(problem, c);
     std::int64_t overflow[2] = {-1, -1};
     const RoutingPlan plan = layer.plan(split.topk_ids(c.rank()), {.overflow = overflow});
-    EXPECT_EQ(overflow[0], 4);
+    EXPECT_EQ(Overflow{overflow[0]}, Overflow::kExpertRows);
     EXPECT_EQ(overflow[1], enough);
     const ForwardArgs forward = split.forward_args(c.rank(), result);
     const Saved saved = layer.forward(plan, forward, schedule);

@@ -51,28 +51,28 @@ struct MovableStep {
         x_rows(n.rows * p.hidden * 2),
         h(n.rows * 2 * p.intermediate * 2),
         row_probs(n.rows * 4),
-        forward_rows(n.forward_rows),
-        backward_rows(n.backward_rows) {
+        forward_memory(n.forward_memory),
+        backward_memory(n.backward_memory) {
     for (Movable* m : all()) m->make_room();
   }
 
   void move(cudaStream_t stream) {
     for (Movable* m : all()) m->move(stream);
   }
-  StepMemory memory(bool with_backward_rows = true) const {
+  StepMemory memory(bool with_backward_memory = true) const {
     StepMemory m{.plan = plan.bytes(),
                  .x_rows = x_rows.as<bf16>(),
                  .h = h.as<bf16>(),
                  .row_probs = row_probs.as<float>(),
-                 .forward_rows = forward_rows.bytes()};
-    if (with_backward_rows) m.backward_rows = backward_rows.bytes();
+                 .forward_memory = forward_memory.bytes()};
+    if (with_backward_memory) m.backward_memory = backward_memory.bytes();
     return m;
   }
   std::array<Movable*, 6> all() {
-    return {&plan, &x_rows, &h, &row_probs, &forward_rows, &backward_rows};
+    return {&plan, &x_rows, &h, &row_probs, &forward_memory, &backward_memory};
   }
 
-  Movable plan, x_rows, h, row_probs, forward_rows, backward_rows;
+  Movable plan, x_rows, h, row_probs, forward_memory, backward_memory;
 };
 
 /// The layer's memory of one rank.

@@ -143,8 +143,8 @@ class Layer:
             "x_rows": Memory(2 * self.needs.rows * h),
             "h": Memory(4 * self.needs.rows * i),
             "row_probs": Memory(4 * self.needs.rows),
-            "forward_rows": Memory(self.needs.forward_rows),
-            "backward_rows": Memory(self.needs.backward_rows),
+            "forward_memory": Memory(self.needs.forward_memory),
+            "backward_memory": Memory(self.needs.backward_memory),
         }
 
     def forward_call(self) -> c_api.ForwardCall:
@@ -156,7 +156,7 @@ class Layer:
         call = c_api.BackwardCall(tokens=self.problem.max_tokens, part=part)
         self._fill(call)
         if part == 0 and self.rng.randrange(2):
-            call.backward_rows = None
+            call.backward_memory = None
         return call
 
     def _fill(self, call: ctypes.Structure) -> None:
@@ -280,7 +280,7 @@ def wrong_forward(layer: Layer) -> None:
         *("topk_ids", "topk_probs", "x", "w1", "w2", "out"),
         *("plan", "x_rows", "h", "row_probs"),
     )
-    aligned = ("plan", "x_rows", "h", "row_probs", "forward_rows")
+    aligned = ("plan", "x_rows", "h", "row_probs", "forward_memory")
     _spoil_call(layer, call, required, aligned)
     layer.api.refused("uniep_forward", layer.layer, ctypes.byref(call))
     if rng.random() < 0.3:
@@ -336,8 +336,8 @@ def wrong_backward(layer: Layer) -> None:
     call = layer.backward_call(part)
     required = {
         0: ("plan", "x_rows", "h", "row_probs", "dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2"),
-        1: ("plan", "x_rows", "h", "row_probs", "dy", "w1", "dx", "dprobs", "backward_rows"),
-        2: ("plan", "x_rows", "h", "row_probs", "dw1", "dw2", "backward_rows"),
+        1: ("plan", "x_rows", "h", "row_probs", "dy", "w1", "dx", "dprobs", "backward_memory"),
+        2: ("plan", "x_rows", "h", "row_probs", "dw1", "dw2", "backward_memory"),
     }[part]
     match rng.randrange(6):
         case 0:

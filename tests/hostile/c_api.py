@@ -38,7 +38,7 @@ class MemoryNeeds(ctypes.Structure):
         (name, c_int64)
         for name in (
             *("rows", "rows_of_x", "symmetric", "workspace", "plan"),
-            *("forward_rows", "backward_rows", "alignment"),
+            *("forward_memory", "backward_memory", "alignment"),
         )
     )
 
@@ -65,7 +65,7 @@ class ForwardCall(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64),
         *((n, c_void_p) for n in ("topk_ids", "topk_probs", "x", "w1", "w2", "out", "plan")),
-        *((n, c_void_p) for n in ("x_rows", "h", "row_probs", "forward_rows")),
+        *((n, c_void_p) for n in ("x_rows", "h", "row_probs", "forward_memory")),
         ("allocate", ALLOCATE),
         *((n, c_void_p) for n in ("allocate_context", "overflow")),
         ("schedule", c_char_p),
@@ -84,7 +84,7 @@ class BackwardCall(ctypes.Structure):
         ("weight_grad", c_int32),
         ("tokens", c_int64),
         *((n, c_void_p) for n in ("plan", "x_rows", "h", "row_probs", "dy", "w1", "w2", "dx")),
-        *((n, c_void_p) for n in ("dprobs", "dw1", "dw2", "backward_rows")),
+        *((n, c_void_p) for n in ("dprobs", "dw1", "dw2", "backward_memory")),
         ("ignore_overflow", c_int32),
         ("x", c_void_p),
         ("schedule", c_char_p),

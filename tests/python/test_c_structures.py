@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import uniep
 from uniep import _calls, _library, tuning
 
 HEADER = Path(__file__).parents[2] / "include" / "uniep" / "c_api.h"
@@ -68,3 +69,8 @@ def test_all_are_known():
 def test_members_are_those_of_the_header(name):
     fields = [(field[0], ctypes.sizeof(field[1])) for field in STRUCTURES[name]._fields_]
     assert fields == members(structures_of_header()[name])
+
+
+def test_reasons_of_a_routing_that_does_not_fit_are_those_of_the_header():
+    found = re.findall(r"UNIEP_OVERFLOW_(\w+) = (\d)", HEADER.read_text())
+    assert dict(found) == {reason.name: str(reason.value) for reason in uniep.Overflow}

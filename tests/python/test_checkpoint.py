@@ -409,6 +409,19 @@ def test_all_ranks_hear_of_an_index_that_cannot_be_written(tmp_path: Path) -> No
     run_ranks(2, index_that_cannot_be_written, tmp_path)
 
 
+def file_that_cannot_be_written(folder: Path) -> None:
+    (folder / "model-00002-of-00002.safetensors").mkdir(exist_ok=True)
+    layer = of_family(group=dist.group.WORLD)
+    words = "rank 1 could not write a file in" if dist.get_rank() == 0 else "directory"
+    with pytest.raises(OSError, match=words):
+        checkpoint.save_hugging_face(folder, {PREFIX: layer}, "qwen3_moe")
+    assert not (folder / "model.safetensors.index.json").exists()
+
+
+def test_all_ranks_hear_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    run_ranks(2, file_that_cannot_be_written, tmp_path)
+
+
 def test_saving_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="layers is empty; one layer or more"):
         checkpoint.save_hugging_face(tmp_path / "none", {}, "qwen3_moe")

@@ -70,8 +70,8 @@ struct GuardedStep {
         x_rows(kept(true, needs.rows_of_x * p.hidden)),
         h(kept(!choice_of(p).drops_h, needs.rows * halves(p) * p.intermediate)),
         row_probs(needs.rows * static_cast<std::int64_t>(sizeof(float))),
-        forward_rows(needs.forward_rows),
-        backward_rows(needs.backward_rows) {}
+        forward_memory(needs.forward_memory),
+        backward_memory(needs.backward_memory) {}
 
   static std::int64_t kept(bool is_kept, std::int64_t elements) {
     return is_kept ? elements * static_cast<std::int64_t>(sizeof(bf16)) : 0;
@@ -79,7 +79,7 @@ struct GuardedStep {
 
   /// What is there now, elsewhere.
   void move() {
-    for (GuardedMemory* m : {&plan, &x_rows, &h, &row_probs, &backward_rows}) *m = m->move_away();
+    for (GuardedMemory* m : {&plan, &x_rows, &h, &row_probs, &backward_memory}) *m = m->move_away();
   }
 
   StepMemory memory() const {
@@ -87,17 +87,17 @@ struct GuardedStep {
             .x_rows = x_rows.as<bf16>(),
             .h = h.as<bf16>(),
             .row_probs = row_probs.as<float>(),
-            .forward_rows = forward_rows.bytes(),
-            .backward_rows = backward_rows.bytes()};
+            .forward_memory = forward_memory.bytes(),
+            .backward_memory = backward_memory.bytes()};
   }
   /// What `Layer::restore` takes ahead of `backward` and `backward_data`.
   StepMemory saved() const {
     StepMemory m = memory();
-    m.forward_rows = m.backward_rows = {};
+    m.forward_memory = m.backward_memory = {};
     return m;
   }
 
-  GuardedMemory plan, x_rows, h, row_probs, forward_rows, backward_rows;
+  GuardedMemory plan, x_rows, h, row_probs, forward_memory, backward_memory;
 };
 
 /// The layers' memory of all ranks of a process, where it is the caller's.

@@ -91,9 +91,9 @@ inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
   kept.plan = std::move(plan_memory);
   (void)layer.forward(plan, forward,
                       {.schedule = options.forward_schedule, .memory = kept.memory()});
-  const auto moved = [&](bool backward_rows) {
+  const auto moved = [&](bool backward_memory) {
     kept.move();
-    return layer.restore(backward_rows ? kept.memory() : kept.saved(), tokens);
+    return layer.restore(backward_memory ? kept.memory() : kept.saved(), tokens);
   };
   Saved saved = moved(false);
   if (!options.defer_weights) {

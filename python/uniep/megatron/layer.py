@@ -16,6 +16,8 @@ from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
+import uniep
+
 from .experts import UniepExperts
 from .options import Options, check_config, check_options, check_padding, frees_inputs_of_graphs
 from .routes import routes, too_many_routes
@@ -121,10 +123,14 @@ class UniepTokenDispatcher(MoETokenDispatcher):  # type: ignore[misc]
 
 
 # Faults of a routing, by Workspace.overflow[0], that are no lack of capacity.
-_NO_ROWS = {
-    2: "a routing had an id of no expert",
-    3: "a routing needed more pages than the pool had; give with_uniep(spec, row_pool=...) more",
-    4: "an expert had more rows than backward_rows; give with_uniep(spec, backward_rows=...) more",
+_NO_ROWS: dict[int, str] = {
+    uniep.Overflow.IMPOSSIBLE: "a routing had an id of no expert",
+    uniep.Overflow.PAGES: (
+        "a routing needed more pages than the pool had; give with_uniep(spec, row_pool=...) more"
+    ),
+    uniep.Overflow.EXPERT_ROWS: (
+        "an expert had more rows than backward_rows; give with_uniep(spec, backward_rows=...) more"
+    ),
 }
 
 

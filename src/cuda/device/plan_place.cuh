@@ -19,7 +19,7 @@ class PlanPlacer : public PlanState {
     if (blockIdx.x == 0 && threadIdx.x == 0) *a_.scratch.epoch = cta_.epoch;
     const RoutingFault fault = find_fault();
     if (blockIdx.x == 0 && threadIdx.x == 0 && a_.overflow != nullptr) {
-      a_.overflow[0] = overflow_value(fault);
+      a_.overflow[0] = static_cast<std::int64_t>(overflow_of(fault));
       a_.overflow[1] = overflow_amount(fault);
     }
     if (fault.kind != RoutingFault::Kind::kNone) {
@@ -130,7 +130,7 @@ class PlanPlacer : public PlanState {
 
   /// Element 1 of CallOptions::overflow.
   __device__ std::int64_t overflow_amount(const RoutingFault& fault) const {
-    if (overflow_value(fault) == 2) return 0;
+    if (overflow_of(fault) == Overflow::kImpossible) return 0;
     if (fault.kind == RoutingFault::Kind::kExpertRows) return fault.value;
     if (fault.kind != RoutingFault::Kind::kPages) return fullest_rank().value;
     return bytes_for_pages(a_.pool.page_bytes, fault.held + fault.value);
