@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ._exchange import Found
@@ -69,6 +70,8 @@ class RowsOfCall:
     ) -> None:
         self._how, self.topk = how, sent[0].shape[1]
         self._ids, self._probs = (slots.contiguous() for slots in sent)
+        # An id of no expert is a fault of the plan. Where that is a value, sums are NaN anyway.
+        self._ids = torch.where(self._ids < how.experts, self._ids, -1)
         self._owner = (sent[0] // experts).clamp_(0, mesh.hosts - 1).flatten().long()
         self.routes: RoutesOfSlots | None = None
         if exact:

@@ -33,6 +33,7 @@ __all__ = [
     "groups_known",
     "is_mesh_of_hosts",
     "objects_on_first",
+    "place_in_mesh",
     "process_group_of",
     "rank_and_size",
     "warn_of_others",
@@ -164,7 +165,27 @@ def _process_group_of_mesh(
             f"group is a DeviceMesh of {group.ndim} dimensions; one of a single dimension is "
             f"accepted: {one}; uniep.moe and uniep.MoELayer also take one of hosts and ranks"
         )
+    place_in_mesh(group)
     return group.get_group()
+
+
+def place_in_mesh(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Where this process is in a mesh: along each dimension its rank in that process group, too.
+
+    Raises:
+        ValueError: where it is not in the mesh, or where these differ, as process groups number
+            their ranks in ascending order, and weights that are cut by the one would be others'.
+    """
+    place = mesh.get_coordinate()
+    if place is None:
+        raise ValueError("this process is not in the mesh; pass one that it is in")
+    in_groups = [dist.get_rank(mesh.get_group(dimension)) for dimension in range(mesh.ndim)]
+    if list(place) != in_groups:
+        raise ValueError(
+            f"the mesh has this process at {list(place)}, and its process groups at {in_groups}; "
+            "one whose ranks ascend along each dimension is accepted"
+        )
+    return tuple(place)
 
 
 def is_mesh_of_hosts(group: object) -> TypeGuard[DeviceMesh]:
@@ -371,16 +392,8 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
         TypeError: for anything that is no group.
     """
     if is_mesh_of_hosts(group):
-        place = group.get_coordinate()
-        if place is None:
-            raise ValueError("this process is not in the mesh; pass one that it is in")
-        in_groups = [dist.get_rank(group.get_group(dim)) for dim in (0, 1)]
-        if list(place) != in_groups:
-            raise ValueError(
-                f"the mesh has this process at {list(place)}, and its process groups at {in_groups}"
-                "; one whose ranks ascend along both dimensions is accepted"
-            )
-        return place[0] * group.shape[1] + place[1], group.size()
+        host, local = place_in_mesh(group)
+        return host * group.shape[1] + local, group.size()
     group = without_mesh(group)
     if group is None:
         return 0, 1

@@ -37,7 +37,15 @@ from ._all_rows import AllRows
 from ._crossing import Crossing
 from ._outside_graphs import outside_graphs
 from .arithmetic import Arithmetic
-from .group import Group, GroupLike, find_hosts, group_of, is_mesh_of_hosts, process_group_of
+from .group import (
+    Group,
+    GroupLike,
+    find_hosts,
+    group_of,
+    is_mesh_of_hosts,
+    place_in_mesh,
+    process_group_of,
+)
 
 __all__ = [
     "ROW_ALIGN",
@@ -105,12 +113,12 @@ def host_mesh(group: GroupLike, device: torch.device) -> HostMesh | None:
     found out once, collectively. None for every other group.
 
     Raises:
-        ValueError: where this process is not in the mesh, and for one of more dimensions.
+        ValueError: where this process is not in the mesh, for one of more dimensions, and one whose
+            ranks do not ascend.
         uniep.Error: where hosts do not have as many consecutive ranks each.
     """
     if is_mesh_of_hosts(group):
-        if group.get_coordinate() is None:
-            raise ValueError("this process is not in the mesh; pass one that it is in")
+        place_in_mesh(group)
         return HostMesh(group.get_group(0), group.get_group(1), (group.shape[0], group.shape[1]))
     if device.type != "cuda" or isinstance(group, Group):
         return None

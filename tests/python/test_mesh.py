@@ -296,12 +296,22 @@ def other_meshes():
     for place, name in ((rank // 2, "a"), (rank % 2, "b")):
         part = case_of().part(place, 2)
         steps[name] = step(part, group=cube[name, "ranks"], max_tokens=TOKENS, **sums_of(2))
-    descending = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "ranks"))
-    try:
-        uniep.MoELayer(64, 32, EXPERTS, 4, group=descending, max_tokens=24, **sums_of(2))
-    except ValueError as error:
-        return steps, str(error)
-    return steps, "nothing was raised"
+    return steps, [said_of(ranks) for ranks in ([[3, 2], [1, 0]], [3, 2, 1, 0])]
+
+
+def said_of(ranks):
+    """What a layer, a workspace and a call say of a mesh of these ranks."""
+    mesh, case = DeviceMesh("cpu", ranks), case_of().part(dist.get_rank(), 4)
+    said = []
+    for make in (
+        lambda: uniep.MoELayer(64, 32, EXPERTS, 4, group=mesh),
+        lambda: uniep.Workspace(mesh, 64, 32, EXPERTS, 4, TOKENS, device="cpu"),
+        lambda: step(case, group=mesh, max_tokens=TOKENS),
+    ):
+        with pytest.raises(ValueError) as raised:
+            make()
+        said.append(str(raised.value))
+    return said
 
 
 def by_four():
@@ -518,8 +528,10 @@ def test_not_all_ranks_need_gradients_of_tokens(four):
 
 def test_ranks_of_a_mesh_ascend(four):
     for rank, result in enumerate(four):
-        place = [1 - rank // 2, 1 - rank % 2]
-        assert f"the mesh has this process at {place}" in result["other meshes"][1]
+        places = [[1 - rank // 2, 1 - rank % 2], [3 - rank]]
+        for place, said in zip(places, result["other meshes"][1], strict=True):
+            for sentence in said:
+                assert f"the mesh has this process at {place}" in sentence
 
 
 def test_what_does_not_fit_is_refused_by_all(four):

@@ -113,6 +113,9 @@ def faults() -> dict[str, object]:
             found[f"longer, {exact}"] = step(part_of(times(10, case_of())), workspace=own)
             assert own.overflow.tolist() == [2, 0]
             own.overflow.zero_()
+            found[f"no expert, {exact}"] = step(part_of(no_expert()), workspace=own)
+            assert own.overflow.tolist() == [uniep.Overflow.IMPOSSIBLE, 0]
+            own.overflow.zero_()
             found[f"fits, {exact}"] = step(part_of(skewed()), workspace=own)
             assert own.overflow.tolist()[0] == 0
     with uniep.Workspace(mesh_of(2), *figures, device="cpu", capacity_rows=CAPACITY) as own:
@@ -164,7 +167,7 @@ def test_other_arithmetic(four):
 def test_faults_of_one_host_are_those_of_all(four, exact):
     for result in four:
         found = result["faults"]
-        for name in ("refused", "longer"):
+        for name in ("refused", "longer", "no expert"):
             out, dx, *others = found[f"{name}, {exact}"]
             assert out.isnan().all() and dx.isnan().all()
             assert not any(tensor.any() for tensor in others)
