@@ -26,7 +26,7 @@ struct GroupOptions {
   /// `all`, `size` times as many, receives them rank after rank. Called only while the communicator
   /// is made, from the calling thread: once, and where ranks are on several hosts twice. Not needed
   /// in a group of one.
-  std::function<void(std::span<const std::byte> own, std::span<std::byte> all)> all_gather;
+  std::function<void(std::span<const std::byte> own, std::span<std::byte> all)> all_gather{};
 
   /// Several ranks may use one GPU: for tests and development, slow. UNIEP_SHARE_DEVICE=1 says the
   /// same.

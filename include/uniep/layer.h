@@ -58,7 +58,7 @@ struct BackwardArgs {
   std::span<const bf16> dy;       ///< [T, H]
   ExpertMatrices<const bf16> w1;  ///< as in forward
   ExpertMatrices<const bf16> w2;
-  std::span<bf16> dx;          ///< as out
+  std::span<bf16> dx;          ///< as out, [T, K, H] with Problem::slot_rows
   std::span<float> dprobs;     ///< [T, K]; 0 at dropped slots
   WeightGrad dw1;              ///< [El, 2I, H]
   WeightGrad dw2;              ///< [El, H, I]
@@ -118,7 +118,8 @@ class UNIEP_API Saved {
   ~Saved();
 
   const RoutingPlan& plan() const;
-  /// [padded_rows, 2I], pad rows unspecified; empty if not kept, or in pages of a row pool.
+  /// [padded_rows, 2I], without a gate [padded_rows, I]; pad rows unspecified. Empty if not kept,
+  /// or in pages of a row pool.
   std::span<const bf16> h() const;
   /// Memory of uniep's own that it holds, the plan's and pages of a row pool aside.
   std::size_t bytes() const;
@@ -165,7 +166,7 @@ struct LayerMemory {
   /// them. Empty: a group of one needs none, and with CUDA uniep maps `symmetric` between ranks.
   std::vector<std::byte*> peers{};
   /// Called once, when nobody reaches `symmetric` through this layer any more; not where the layer
-  /// could not be made. Of given `peers`, when this rank's layer has ended.
+  /// could not be made. It must not throw. Of given `peers`, when this rank's layer has ended.
   std::function<void()> release{};
 };
 
@@ -303,11 +304,12 @@ class UNIEP_API Layer {
   ~Layer();
 
   /// Memory of layers of this problem in a group of `num_ranks`, and of steps with `rows` rows, a
-  /// multiple of Problem::row_align up to the capacity; 0: the capacity. Throws
-  /// Error(kInvalidArgument) where the problem or `rows` is invalid, and Error(kUnsupported) where
-  /// this build lacks the backend.
+  /// multiple of Problem::row_align up to the capacity; nothing: the capacity. No rows take as much
+  /// as row_align, since empty memory is memory that is not given. Throws Error(kInvalidArgument)
+  /// where the problem or `rows` is invalid, and Error(kUnsupported) where this build lacks the
+  /// backend.
   static MemoryNeeds memory_needs(const Problem& problem, Backend backend, int num_ranks,
-                                  std::int64_t rows = 0);
+                                  std::optional<std::int64_t> rows = {});
 
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
   /// A routing that has an impossible id, or brings a rank more rows than it has room for, is

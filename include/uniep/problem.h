@@ -148,14 +148,15 @@ inline constexpr std::int64_t kSmallLayerBytes = std::int64_t{1} << 30;
 /// Times a rank's share of a balanced routing that the default capacity holds elsewhere.
 inline constexpr int kDefaultLoad = 2;
 
-/// Rows that a rank needs room for if any routing is to fit, padding included.
+/// Rows that a rank needs room for if any routing is to fit, padding included. Throws as
+/// `validate`.
 UNIEP_API std::int64_t rows_of_any_routing(const Problem& problem, int num_ranks);
 
 /// `problem.capacity_rows`, or its default. That is enough for any routing, ranks * max_tokens * K
 /// rows plus padding, where the tensors of a step that have rows take at most kSmallLayerBytes in
 /// this way (some 2 (2H + 5I) bytes a row). In larger layers it is kDefaultLoad * max_tokens * K
 /// rows plus padding, however many ranks there are: routers that are kept balanced stay well below
-/// twice the balanced load of a rank, and memory must not grow with the number of ranks.
+/// twice a rank's balanced load, and memory must not grow with the ranks. Throws as `validate`.
 UNIEP_API std::int64_t capacity_rows(const Problem& problem, int num_ranks);
 
 /// "hidden=256,intermediate=128,...": every field, for logs and error texts; those of gathered

@@ -116,7 +116,7 @@ UNIEP_API Schedule parse_schedule(std::string_view text, const Schedule& base = 
 /// "launch=single,waves=1,...": every axis; `parse_schedule` gives the same schedule back.
 UNIEP_API std::string to_string(const Schedule& schedule);
 
-/// Why this schedule cannot run this problem, or nothing where it can.
+/// Why this schedule cannot run this problem, which is valid, or nothing where it can.
 UNIEP_API std::optional<std::string> invalid_reason(const Schedule& schedule,
                                                     const Problem& problem);
 

@@ -147,6 +147,7 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
     require_given(group, "group");
     const uniep::Communicator& communicator = group->communicator;
     communicator.impl()->usage.require_own_process();
+    const uniep::CollectiveCall turn(*communicator.impl());
     const uniep_layer_config c = config != nullptr ? *config : uniep_layer_config{};
     uniep::Problem p;
     uniep::LayerOptions options{.timeout_ms = c.timeout_ms};
@@ -165,7 +166,7 @@ int uniep_layer_needs(uniep_layer* layer, int64_t rows, uniep_memory_needs* need
   return guarded([&] {
     require_given(layer, "layer");
     require_given(needs, "needs");
-    *needs = c_needs(layer->needs_of(rows));
+    *needs = c_needs(layer->needs_of_call(rows));
   });
 }
 

@@ -169,18 +169,15 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
   if (call->allocate == nullptr) return plan;
   // Throws what is wrong with the routing, as a pass would: on all ranks, and once.
   if (call->overflow == nullptr) l.layer.synchronize();
-  // Each rank has rows of its own; without any, it asks for a few, so that there is memory to give.
-  const std::int64_t rows =
-      std::min(std::max<std::int64_t>(plan.padded_rows(), l.problem().row_align), l.needs.rows);
   f.options.memory = prepared(l, true, [&] {
-    uniep::MemoryNeeds needs = l.needs_of(rows);
+    uniep::MemoryNeeds needs = l.needs_of(std::min(plan.padded_rows(), l.needs.rows));
     if (l.problem().save == uniep::Save::kTokens) {
       needs.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);
     }
     const uniep_memory_needs wanted = c_needs(needs);
     uniep_row_memory memory{};
     const int code = call->allocate(call->allocate_context, &wanted, &memory);
-    require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", rows,
+    require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", needs.rows,
             " rows; 0 means that it worked");
     return forward_memory(l, needs, memory);
   });
@@ -220,7 +217,7 @@ namespace {
 /// What forward saved, where it is the caller's memory; sets what the pass works in.
 uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_call* call,
                                   Backward& b) {
-  const uniep::MemoryNeeds needs = l.needs_of(call->rows);
+  const uniep::MemoryNeeds needs = l.needs_of_call(call->rows);
   uniep::StepMemory memory =
       l.saved_memory(needs.rows, needs.rows_of_x, call->x_rows, call->h, call->row_probs);
   memory.plan = read_only<std::byte>(call->plan, needs.plan, "plan");
@@ -342,7 +339,7 @@ using namespace uniep::c_api;
 int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
   return guarded([&] {
     require_given(layer, "layer");
-    const uniep::Usage::Call turn(layer->usage);
+    const GroupTurn turn(*layer);
     Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
     uniep::Saved saved = layer->layer.forward(plan, f.args, f.options);
@@ -355,8 +352,8 @@ void uniep_saved_destroy(uniep_saved* saved) { delete saved; }
 int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
   return guarded([&] {
     require_given(layer, "layer");
-    const uniep::Usage::Call turn(layer->usage);
     const bool collective = call == nullptr || call->part != 2;
+    const GroupTurn turn(*layer, collective);
     Backward b = prepared(*layer, collective, [&] {
       require_given(call, "call");
       return backward_of(*layer, call);

@@ -5,11 +5,13 @@
 #include <exception>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "api/no_cuda.h"
 #include "base/check.h"
 #include "base/error_of.h"
+#include "group/communicator_impl.h"
 #include "layer/backend.h"
 #include "uniep/c_api.h"
 #include "uniep/layer.h"
@@ -226,11 +228,16 @@ struct uniep_layer {
     return count;
   }
 
-  /// Of calls with `rows` rows; 0: the capacity.
-  uniep::MemoryNeeds needs_of(std::int64_t rows) const {
-    if (rows == 0 || rows == needs.rows) return needs;
+  /// Of calls with so many rows; nothing: the capacity.
+  uniep::MemoryNeeds needs_of(std::optional<std::int64_t> rows) const {
+    if (!rows || *rows == needs.rows) return needs;
     const uniep::Communicator& group = layer.communicator();
     return uniep::Layer::memory_needs(problem(), group.backend(), group.size(), rows);
+  }
+
+  /// Likewise, as callers say it: 0 for the capacity.
+  uniep::MemoryNeeds needs_of_call(std::int64_t rows) const {
+    return needs_of(rows == 0 ? std::nullopt : std::optional(rows));
   }
 
   uniep::StepMemory saved_memory(std::int64_t rows, std::int64_t rows_of_x, const void* x_rows,
@@ -254,6 +261,18 @@ struct uniep_layer {
 };
 
 namespace uniep::c_api {
+
+/// A call of a layer, and of its group if all ranks make it.
+class GroupTurn {
+ public:
+  explicit GroupTurn(uniep_layer& l, bool collective = true) : of_layer_(l.usage) {
+    if (collective) of_group_.emplace(*l.layer.communicator().impl());
+  }
+
+ private:
+  uniep::Usage::Call of_layer_;
+  std::optional<uniep::CollectiveCall> of_group_;
+};
 
 /// What is wrong with this rank's call, the other ranks hear of, too, whatever it throws.
 template <class Prepare>

@@ -57,7 +57,7 @@ int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
                        const uniep_tune_config* config, uniep_tune_result* result) {
   return guarded([&] {
     require_given(layer, "layer");
-    const uniep::Usage::Call turn(layer->usage);
+    const GroupTurn turn(*layer);
     uniep::TuneOptions options;
     Forward f = prepared(*layer, true, [&] {
       require_given(result, "result");
@@ -75,7 +75,7 @@ int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
                         const uniep_tune_config* config, uniep_tune_result* result) {
   return guarded([&] {
     require_given(layer, "layer");
-    const uniep::Usage::Call turn(layer->usage);
+    const GroupTurn turn(*layer);
     uniep::TuneOptions options;
     Backward b = prepared(*layer, true, [&] {
       require_given(result, "result");

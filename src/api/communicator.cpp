@@ -13,9 +13,9 @@ namespace uniep {
 namespace {
 
 void require_backend(Backend backend) {
-#ifdef UNIEP_HAS_CUDA
-  (void)backend;
-#else
+  require(backend == Backend::kCpu || backend == Backend::kCuda, ErrorCode::kInvalidArgument,
+          "backend is ", static_cast<int>(backend), "; 0 (CPU) and 1 (CUDA) are accepted");
+#ifndef UNIEP_HAS_CUDA
   require(backend == Backend::kCpu, ErrorCode::kUnsupported, kNoCuda);
 #endif
 }

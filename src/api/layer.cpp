@@ -70,6 +70,16 @@ class Call {
   Usage::Call call_;
 };
 
+/// Likewise, of a call that all ranks make.
+class GroupCall : public Call {
+ public:
+  explicit GroupCall(const std::unique_ptr<LayerBackend>& backend)
+      : Call(backend), call_(*backend->communicator().impl()) {}
+
+ private:
+  CollectiveCall call_;
+};
+
 /// In a process that was forked off nothing is let go of: what holds it is its parent's.
 void end(std::unique_ptr<LayerBackend>& backend) {
   if (backend && !backend->usage.in_own_process()) (void)backend.release();
@@ -79,7 +89,9 @@ void end(std::unique_ptr<LayerBackend>& backend) {
 }  // namespace
 
 Layer::Layer(const Problem& problem, Communicator communicator, const LayerOptions& options) {
-  communicator.impl()->usage.require_own_process();
+  const auto group = communicator.impl();  // which the backend takes
+  group->usage.require_own_process();
+  const CollectiveCall call(*group);
   // Memory of a layer that could not be made is not said to be released.
   const auto made = std::make_shared<bool>(false);
   LayerOptions own = options;
@@ -104,7 +116,7 @@ Layer& Layer::operator=(Layer&& other) noexcept {
 Layer::~Layer() { end(backend_); }
 
 MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks,
-                                std::int64_t rows) {
+                                std::optional<std::int64_t> rows) {
   require_group_size(num_ranks);
   validate(problem, num_ranks);
   if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks, rows);
@@ -116,7 +128,7 @@ MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num
 }
 
 RoutingPlan Layer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
-  return Call(backend_)->plan(topk_ids, options);
+  return GroupCall(backend_)->plan(topk_ids, options);
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args) {
@@ -128,7 +140,7 @@ Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const Sch
 }
 
 Saved Layer::forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options) {
-  return Call(backend_)->forward(plan, args, complete(options, Pass::kForward));
+  return GroupCall(backend_)->forward(plan, args, complete(options, Pass::kForward));
 }
 
 Saved Layer::restore(const StepMemory& memory, std::int64_t tokens, bool flagged) {
@@ -144,7 +156,7 @@ void Layer::backward(const Saved& saved, const BackwardArgs& args, const Schedul
 }
 
 void Layer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
-  Call(backend_)->backward(saved, args, complete(options, Pass::kBackward));
+  GroupCall(backend_)->backward(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args) {
@@ -156,7 +168,7 @@ void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const Sche
 }
 
 void Layer::backward_data(Saved& saved, const BackwardDataArgs& args, const CallOptions& options) {
-  Call(backend_)->backward_data(saved, args, complete(options, Pass::kBackward));
+  GroupCall(backend_)->backward_data(saved, args, complete(options, Pass::kBackward));
 }
 
 void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args) {
@@ -182,6 +194,8 @@ CallOptions Layer::complete(const CallOptions& options, Pass pass) const {
 
 const Schedule& Layer::schedule(Pass pass) const {
   (void)present(backend_);
+  require(pass == Pass::kForward || pass == Pass::kBackward, ErrorCode::kInvalidArgument,
+          "pass is ", static_cast<int>(pass), "; 0 (forward) and 1 (backward) are accepted");
   return schedules_[static_cast<std::size_t>(pass)];
 }
 

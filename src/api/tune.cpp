@@ -243,6 +243,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
                      ComparedResults& results, const Run& run) {
   const Communicator& member = layer.communicator();
   member.impl()->usage.require_own_process();
+  const CollectiveCall call(*member.impl());
   Bootstrap& bootstrap = member.impl()->bootstrap();
   const int limit_ms = layer.backend().limit_ms();
   const Problem& problem = layer.problem();

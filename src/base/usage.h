@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 #include "base/check.h"
 
@@ -40,6 +41,37 @@ class Usage {
  private:
   const pid_t process_ = getpid();
   std::atomic<bool> busy_ = false;
+};
+
+/// The thread that is in a collective call of a group. Calls of all layers of a group meet in one
+/// place, in the same order on all ranks.
+class CollectiveUse {
+ public:
+  /// A call, for as long as it lives; calls within it are its thread's own. Throws
+  /// Error(kInvalidArgument) while another thread's lasts.
+  class Call {
+   public:
+    explicit Call(CollectiveUse& use) : use_(use) {
+      std::thread::id who;  // nobody
+      const auto self = std::this_thread::get_id();
+      first_ = use.thread_.compare_exchange_strong(who, self, std::memory_order_acquire);
+      require(first_ || who == self, ErrorCode::kInvalidArgument,
+              "another thread is in a collective call of this group; one call at a time, in the "
+              "same order on all ranks, is accepted");
+    }
+    ~Call() {
+      if (first_) use_.thread_.store({}, std::memory_order_release);
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    CollectiveUse& use_;
+    bool first_ = false;
+  };
+
+ private:
+  std::atomic<std::thread::id> thread_{};
 };
 
 }  // namespace uniep

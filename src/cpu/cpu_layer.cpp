@@ -178,7 +178,7 @@ class CpuLayer final : public LayerBackend {
 /// No peer looks at the caller's memory before all ranks have agreed.
 std::shared_ptr<Heap> CpuLayer::make_own_heap(const LayerMemory& memory) {
   const SymmetricLayout layout(problem_, comm_.size(), kLayerGraph, hosts());
-  check_layer_memory(memory_needs(problem_, comm_.size()), memory, comm_.size());
+  check_layer_memory(memory_needs(problem_, comm_.size()), memory, comm_.rank(), comm_.size());
   if (memory.symmetric.empty()) return comm_.group().allocate(comm_.rank(), hosts() * layout.bytes);
   require(hosts() == 1, ErrorCode::kUnsupported, "memory.symmetric is given in a group of ",
           hosts(), " hosts; none is accepted there, or a group on one host");
@@ -377,7 +377,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
     check_forward_pages(pool_.get(), plan, options.memory);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
-    check_forward_memory_memory(problem_, needs_, options.memory, saved->rows);
+    check_forward_memory(problem_, needs_, options.memory, saved->rows);
     rows = row_memory(options.memory.forward_memory, plan, Pass::kForward);
   });
   saved->take_pages();
@@ -420,7 +420,7 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
     check_backward(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kWhole);
-    check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
     rows = row_memory(options.memory.backward_memory, saved.plan(), Pass::kBackward);
   });
@@ -438,7 +438,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     check_backward_data(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kData);
-    check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     if (!given.empty()) return;
     const auto heap = std::make_shared<Heap>(
@@ -457,7 +457,7 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule, options.memory);
-  check_backward_memory_memory(problem_, needs_, options.memory, saved.data()->rows);
+  check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
   check_wave_events(options.waves, 0);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);
@@ -502,7 +502,7 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
 
 }  // namespace
 
-MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_rows) {
+MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int64_t> wanted_rows) {
   const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
           .rows_of_x = rows_of_x(p, num_ranks, rows),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "layer/backend.h"
 
@@ -11,6 +12,7 @@ std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator co
                                          const LayerOptions& options);
 
 /// Layer::memory_needs.
-MemoryNeeds memory_needs(const Problem& problem, int num_ranks, std::int64_t rows = 0);
+MemoryNeeds memory_needs(const Problem& problem, int num_ranks,
+                         std::optional<std::int64_t> rows = {});
 
 }  // namespace uniep::cpu

@@ -33,7 +33,8 @@ Problem agreed(const Problem& problem, CudaCommunicator& comm, int limit_ms,
     validate(problem, comm.size());
     validate(options);
     (void)sms_to_hold(comm.device());  // throws where none are left
-    check_layer_memory(memory_needs(problem, comm.size()), options.memory, comm.size());
+    check_layer_memory(memory_needs(problem, comm.size()), options.memory, comm.rank(),
+                       comm.size());
   });
   return problem;
 }

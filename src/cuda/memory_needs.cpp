@@ -6,7 +6,7 @@
 
 namespace uniep::cuda {
 
-MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::int64_t wanted_rows) {
+MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int64_t> wanted_rows) {
   const auto reason = unsupported_reason(p, num_ranks);
   require(!reason, ErrorCode::kUnsupported, reason.value_or(""));
   const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);

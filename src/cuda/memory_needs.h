@@ -1,11 +1,14 @@
 #pragma once
 
+#include <optional>
+
 #include "uniep/layer.h"
 
 namespace uniep::cuda {
 
 /// Of a layer on a GPU: Layer::memory_needs. Throws Error(kUnsupported) where the backend cannot
 /// have such a layer.
-MemoryNeeds memory_needs(const Problem& problem, int num_ranks, std::int64_t rows = 0);
+MemoryNeeds memory_needs(const Problem& problem, int num_ranks,
+                         std::optional<std::int64_t> rows = {});
 
 }  // namespace uniep::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/usage.h"
@@ -25,6 +26,19 @@ class CommunicatorImpl {
   virtual void fail(const std::string& sentence) = 0;
 
   const Usage usage;
+  CollectiveUse collective_use;
+};
+
+/// A collective call of a group, for as long as this lives. Alone a rank meets nobody: then any
+/// thread may call.
+class CollectiveCall {
+ public:
+  explicit CollectiveCall(CommunicatorImpl& impl) {
+    if (impl.size() > 1) call_.emplace(impl.collective_use);
+  }
+
+ private:
+  std::optional<CollectiveUse::Call> call_;
 };
 
 /// Refuses a number of ranks that no group can have.

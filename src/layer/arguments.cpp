@@ -1,18 +1,23 @@
 #include "layer/arguments.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "base/check.h"
 #include "layer/expert_places.h"
+#include "layer/memory_of_call.h"
 #include "layout/workspace.h"
 
 namespace uniep {
 namespace {
 
 /// `shape` is how the argument's shape is written, for the sentence.
-void check_size(const char* name, std::size_t elements, std::int64_t expected, const char* shape) {
-  require(static_cast<std::int64_t>(elements) == expected, ErrorCode::kInvalidArgument, name,
-          " has ", elements, " elements; ", shape, " needs ", expected);
+template <class T>
+void check_tensor(const char* name, std::span<T> tensor, std::int64_t expected, const char* shape) {
+  require(std::ssize(tensor) == expected, ErrorCode::kInvalidArgument, name, " has ", tensor.size(),
+          " elements; ", shape, " needs ", expected);
+  require(tensor.empty() || tensor.data() != nullptr, ErrorCode::kInvalidArgument, name, " has ",
+          tensor.size(), " elements at address 0; an address is accepted");
 }
 
 /// How the shape of a weight is written, for sentences.
@@ -37,10 +42,10 @@ void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const E
   switch (m.form()) {
     case ExpertForm::kOneTensor:
     case ExpertForm::kInterleaved:
-      return check_size(name.c_str(), m.size(), all, of(written));
+      return check_tensor(name.c_str(), m.tensor(), all, of(written));
     case ExpertForm::kGateAndUp:
-      check_size((name + "'s gate").c_str(), m.tensor().size(), all / 2, of(kHalfOfW1));
-      return check_size((name + "'s up").c_str(), m.up().size(), all / 2, of(kHalfOfW1));
+      check_tensor((name + "'s gate").c_str(), m.tensor(), all / 2, of(kHalfOfW1));
+      return check_tensor((name + "'s up").c_str(), m.up(), all / 2, of(kHalfOfW1));
     case ExpertForm::kOneEach:
       break;
   }
@@ -48,8 +53,8 @@ void check_matrices(const std::string& name, const ExpertMatrices<T>& m, const E
           name, " has ", m.each().size(), " tensors; one for each of ", shape.experts,
           " experts of the rank is accepted");
   for (std::size_t e = 0; e < m.each().size(); ++e) {
-    check_size(cat(name, "[", e, "]").c_str(), m.each()[e].size(), shape.elements(),
-               "the matrix of an expert");
+    check_tensor(cat(name, "[", e, "]").c_str(), m.each()[e], shape.elements(),
+                 "the matrix of an expert");
   }
 }
 
@@ -65,7 +70,7 @@ void check_one_tensor(const char* name, const WeightGrad& grad, std::int64_t exp
     require(m.form() == ExpertForm::kOneTensor && !m.is_in_out(), ErrorCode::kInvalidArgument, name,
             " is given as several tensors, by turns, or as [in, out]; one tensor ", shape,
             " is accepted");
-    check_size(name, m.size(), expected, shape);
+    check_tensor(name, m.tensor(), expected, shape);
   });
 }
 
@@ -119,11 +124,21 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
 }
 
 /// Of shared experts, in forward and in backward; `probs`: shared_probs, or their gradients.
+template <class Args, class T>
+void check_shared(const Sizes& n, const Args& args, const char* name, std::span<T> probs) {
+  check_tensor("shared_w1", args.shared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
+  check_tensor("shared_w2", args.shared_w2, n.shared_w2, "[S, H, I] of the shared experts");
+  if (!probs.empty()) check_tensor(name, probs, n.tokens_shared, "[T, S] of the shared experts");
+}
+
 template <class Args>
-void check_shared(const Sizes& n, const Args& args, const char* name, std::size_t probs) {
-  check_size("shared_w1", args.shared_w1.size(), n.shared_w1, "[S, 2I, H] of the shared experts");
-  check_size("shared_w2", args.shared_w2.size(), n.shared_w2, "[S, H, I] of the shared experts");
-  if (probs > 0) check_size(name, probs, n.tokens_shared, "[T, S] of the shared experts");
+void note_weights(const Args& args, MemoryOfCall& memory) {
+  memory.reads("w1", args.w1);
+  memory.reads("w2", args.w2);
+  memory.reads("b1", args.b1);
+  memory.reads("b2", args.b2);
+  memory.reads("shared_w1", args.shared_w1);
+  memory.reads("shared_w2", args.shared_w2);
 }
 
 }  // namespace
@@ -141,17 +156,21 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_plan(problem, communicator, plan);
   validate(schedule, problem);
   const Sizes n = sizes(problem, plan);
-  check_size("x", args.x.size(), n.tokens_hidden, "[T, H]");
-  check_size("topk_probs", args.topk_probs.size(), n.tokens_topk, "[T, K]");
+  check_tensor("x", args.x, n.tokens_hidden, "[T, H]");
+  check_tensor("topk_probs", args.topk_probs, n.tokens_topk, "[T, K]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
   check_matrices("w2", args.w2, n.w2, kW2);
-  check_size("b1", args.b1.size(), n.b1, n.b1_shape);
-  check_size("b2", args.b2.size(), n.b2, n.b2_shape);
+  check_tensor("b1", args.b1, n.b1, n.b1_shape);
+  check_tensor("b2", args.b2, n.b2, n.b2_shape);
   require(problem.shared_gate || args.shared_probs.empty(), ErrorCode::kInvalidArgument,
           "shared_probs has ", args.shared_probs.size(),
           " elements, and problem.shared_gate is false; 0 elements are accepted");
-  check_shared(n, args, "shared_probs", args.shared_probs.size());
-  check_size("out", args.out.size(), n.results, n.results_shape);
+  check_shared(n, args, "shared_probs", args.shared_probs);
+  check_tensor("out", args.out, n.results, n.results_shape);
+  MemoryOfCall memory;
+  note_weights(args, memory);
+  memory.writes("out", args.out);
+  memory.require_apart();
 }
 
 namespace {
@@ -164,15 +183,38 @@ void check_saved(const Problem& problem, const Communicator& communicator, const
   validate(schedule, problem);
 }
 
+void note(const BackwardDataArgs& args, MemoryOfCall& memory) {
+  note_weights(args, memory);
+  memory.writes("dx", args.dx);
+  memory.writes("dprobs", args.dprobs);
+  memory.writes("dshared_probs", args.dshared_probs);
+}
+
+void note(const BackwardWeightsArgs& args, MemoryOfCall& memory) {
+  memory.writes("dw1", args.dw1);
+  memory.writes("dw2", args.dw2);
+  memory.writes("db1", args.db1);
+  memory.writes("db2", args.db2);
+  memory.writes("dshared_w1", args.dshared_w1);
+  memory.writes("dshared_w2", args.dshared_w2);
+}
+
+template <class... Args>
+void require_apart(const Args&... args) {
+  MemoryOfCall memory;
+  (note(args, memory), ...);
+  memory.require_apart();
+}
+
 void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
-  check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H]");
+  check_tensor("dy", args.dy, n.tokens_hidden, "[T, H]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
   check_matrices("w2", args.w2, n.w2, kW2);
-  check_size("b1", args.b1.size(), n.b1, n.b1_shape);
-  check_size("b2", args.b2.size(), n.b2, n.b2_shape);
-  check_size("dx", args.dx.size(), n.results, n.results_shape);
-  check_size("dprobs", args.dprobs.size(), n.tokens_topk, "[T, K]");
-  check_shared(n, args, "dshared_probs", args.dshared_probs.size());
+  check_tensor("b1", args.b1, n.b1, n.b1_shape);
+  check_tensor("b2", args.b2, n.b2, n.b2_shape);
+  check_tensor("dx", args.dx, n.results, n.results_shape);
+  check_tensor("dprobs", args.dprobs, n.tokens_topk, "[T, K]");
+  check_shared(n, args, "dshared_probs", args.dshared_probs);
 }
 
 void check_kinds(const BackwardWeightsArgs& args) {
@@ -193,8 +235,8 @@ void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
   check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
   check_one_tensor("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
   if (n.shared_w1 == 0) return;
-  check_size("dy", args.dy.size(), n.tokens_hidden, "[T, H], with shared experts,");
-  check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with shared experts,");
+  check_tensor("dy", args.dy, n.tokens_hidden, "[T, H], with shared experts,");
+  check_tensor("x", args.x, n.tokens_hidden, "[T, H], with shared experts,");
 }
 
 }  // namespace
@@ -217,7 +259,7 @@ void check_data_args(const Problem& problem, const RoutingPlan& plan,
   const Sizes n = sizes(problem, plan);
   check_sizes(n, args);
   if (problem.save == Save::kNone || problem.shared_experts > 0) {
-    check_size("x", args.x.size(), n.tokens_hidden, "[T, H], with save=none or shared experts,");
+    check_tensor("x", args.x, n.tokens_hidden, "[T, H], with save=none or shared experts,");
   }
   if (problem.shared_experts == 0) return;
   check_apart("dy", args.dy, args.dx);
@@ -240,6 +282,7 @@ void check_backward_data(const Problem& problem, const Communicator& communicato
   check_saved(problem, communicator, saved, schedule);
   check_room_for_parts(problem);
   check_data_args(problem, saved.plan(), args);
+  require_apart(args);
 }
 
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
@@ -253,6 +296,7 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
           "saved holds no rows of a backward pass; backward_weights is accepted once after each "
           "backward_data on the same saved");
   check_sizes(sizes(problem, saved.plan()), args);
+  require_apart(args);
 }
 
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
@@ -260,6 +304,7 @@ void check_backward(const Problem& problem, const Communicator& communicator, co
   check_saved(problem, communicator, saved, schedule);
   check_data_args(problem, saved.plan(), data_args(args));
   check_sizes(sizes(problem, saved.plan()), weights_args(args));
+  require_apart(data_args(args), weights_args(args));
 }
 
 void check_wave_events(const WaveEvents& events, int waves) {
@@ -289,7 +334,8 @@ void check_memory(const char* name, std::span<T> memory, std::int64_t expected,
 
 }  // namespace
 
-void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks) {
+void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int rank,
+                        int num_ranks) {
   if (!memory.workspace.empty()) {
     check_memory("memory.workspace", memory.workspace, needs.workspace, needs.alignment);
   }
@@ -308,7 +354,14 @@ void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int
     require(address != 0 && address % static_cast<std::uintptr_t>(needs.alignment) == 0,
             ErrorCode::kInvalidArgument, "memory.peers[", r, "] is address ", address,
             "; a multiple of ", needs.alignment, " above 0 is accepted");
+    const auto end = memory.peers.begin() + static_cast<std::ptrdiff_t>(r);
+    const auto same = std::find(memory.peers.begin(), end, memory.peers[r]);
+    require(same == end, ErrorCode::kInvalidArgument, "memory.peers[", r, "] is that of rank ",
+            same - memory.peers.begin(), ", too; memory of its own for each rank is accepted");
   }
+  require(peers == 0 || memory.peers[static_cast<std::size_t>(rank)] == memory.symmetric.data(),
+          ErrorCode::kInvalidArgument, "memory.peers[", rank,
+          "] is not memory.symmetric, which is accepted there as this rank's");
 }
 
 void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory) {
@@ -383,14 +436,14 @@ std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const Me
   return rows;
 }
 
-void check_forward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
-                                 const StepMemory& memory, std::int64_t rows) {
+void check_forward_memory(const Problem& problem, const MemoryNeeds& needs,
+                          const StepMemory& memory, std::int64_t rows) {
   check_if_given("memory.forward_memory", memory.forward_memory,
                  RowLayout(problem, rows, Pass::kForward).bytes, needs.alignment);
 }
 
-void check_backward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
-                                  const StepMemory& memory, std::int64_t rows) {
+void check_backward_memory(const Problem& problem, const MemoryNeeds& needs,
+                           const StepMemory& memory, std::int64_t rows) {
   check_if_given("memory.backward_memory", memory.backward_memory,
                  RowLayout(problem, rows, Pass::kBackward).bytes, needs.alignment);
 }
@@ -405,7 +458,7 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
   const std::int64_t rows = given_rows(problem, needs, memory);
   // Of received tokens there are as many as forward had room for.
   check_rows(problem, needs, memory, rows, problem.save == Save::kRows ? rows : 0);
-  check_backward_memory_memory(problem, needs, memory, rows);
+  check_backward_memory(problem, needs, memory, rows);
   return rows;
 }
 
@@ -421,13 +474,14 @@ std::int64_t rows_of_x(const Problem& problem, int num_ranks, std::int64_t rows)
   return 0;
 }
 
-std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows) {
+std::int64_t checked_rows(const Problem& problem, int num_ranks, std::optional<std::int64_t> rows) {
   const std::int64_t capacity = capacity_rows(problem, num_ranks);
-  if (rows == 0 || rows == capacity) return capacity;
-  require(rows > 0 && rows < capacity && rows % problem.row_align == 0, ErrorCode::kInvalidArgument,
-          "rows is ", rows, "; a multiple of row_align=", problem.row_align, " below ", capacity,
-          " is accepted, or 0 for that capacity");
-  return rows;
+  if (!rows || *rows == capacity) return capacity;
+  require(*rows >= 0 && *rows < capacity && *rows % problem.row_align == 0,
+          ErrorCode::kInvalidArgument, "rows is ", *rows,
+          "; a multiple of row_align=", problem.row_align, " below ", capacity,
+          " is accepted, or that capacity");
+  return std::min<std::int64_t>(std::max<std::int64_t>(*rows, problem.row_align), capacity);
 }
 
 }  // namespace uniep

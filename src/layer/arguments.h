@@ -29,7 +29,8 @@ void check_wave_events(const WaveEvents& events, int waves);
 
 // The caller's memory: where some is given, it is large enough for `needs` and aligned.
 
-void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int num_ranks);
+void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int rank,
+                        int num_ranks);
 void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory);
 /// Whether it may be too small for what the capacity allows, so that check_saved_memory asks the
 /// plan.
@@ -39,10 +40,10 @@ bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
 /// Where these are fewer than the capacity, the plan is asked for its rows, which waits for it.
 std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
                                                const StepMemory& memory);
-void check_forward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
-                                 const StepMemory& memory, std::int64_t rows);
-void check_backward_memory_memory(const Problem& problem, const MemoryNeeds& needs,
-                                  const StepMemory& memory, std::int64_t rows);
+void check_forward_memory(const Problem& problem, const MemoryNeeds& needs,
+                          const StepMemory& memory, std::int64_t rows);
+void check_backward_memory(const Problem& problem, const MemoryNeeds& needs,
+                           const StepMemory& memory, std::int64_t rows);
 /// All that `Layer::restore` reads; `backward_memory` may be empty. Returns the number of rows.
 std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
                                    const StepMemory& memory, std::int64_t tokens);
@@ -51,7 +52,7 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
 std::int64_t rows_of_x(const Problem& problem, int num_ranks, std::int64_t rows);
 
 /// What Layer::memory_needs was asked for: `rows`, or the capacity.
-std::int64_t checked_rows(const Problem& problem, int num_ranks, std::int64_t rows);
+std::int64_t checked_rows(const Problem& problem, int num_ranks, std::optional<std::int64_t> rows);
 
 /// The parts of a whole backward pass.
 inline BackwardDataArgs data_args(const BackwardArgs& a) {

@@ -14,15 +14,17 @@ std::int64_t most_padding(const Problem& p, int num_ranks) {
 }  // namespace
 
 std::int64_t rows_of_any_routing(const Problem& p, int num_ranks) {
+  validate(p, num_ranks);
   // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  return (num_ranks * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
+  return (std::int64_t{num_ranks} * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
 }
 
 std::int64_t capacity_rows(const Problem& p, int num_ranks) {
+  validate(p, num_ranks);
   if (p.capacity_rows > 0) return p.capacity_rows;
   const std::int64_t any_routing = rows_of_any_routing(p, num_ranks);
   const std::int64_t of_row = bytes_of_row(kLayerGraph, extents_of(p, num_ranks, 0));
-  const bool small = any_routing * of_row <= kSmallLayerBytes;
+  const bool small = any_routing <= kSmallLayerBytes / of_row;
   const std::int64_t usual =
       (kDefaultLoad * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
   const std::int64_t rows = small ? any_routing : min_of(any_routing, usual);

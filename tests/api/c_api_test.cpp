@@ -266,7 +266,7 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
                    "rank 0: ignore_overflow is 2; 0 and 1 are accepted");
   backward_refused([](auto& c) { c.rows = 129; },
                    cat("rank 0: rows is 129; a multiple of row_align=128 below ",
-                       layer.needs().rows, " is accepted, or 0 for that capacity"));
+                       layer.needs().rows, " is accepted, or that capacity"));
   backward_refused([](auto& c) { c.backward_memory = nullptr; },
                    "rank 0: backward_memory is NULL; an address is accepted", 1);
   backward_refused(

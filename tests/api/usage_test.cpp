@@ -8,6 +8,7 @@
 #include "api/c_steps.h"
 #include "api/c_support.h"
 #include "base/check.h"
+#include "group/communicator_impl.h"
 #include "reference/contract.h"
 #include "support/expect_error.h"
 #include "support/expect_same.h"
@@ -184,6 +185,51 @@ TEST(Threads, ASecondOneIsRefusedAndTheFirstGoesOn) {
     expect_same_bits(steps.result.out, steps.want.out, "out", "beside another thread");
   }
   EXPECT_GT(refused, 0);
+}
+
+// Calls of all layers of a group meet in one place: those of two threads would meet the wrong ones.
+TEST(Threads, ASecondOneIsRefusedByOtherLayersOfTheGroup) {
+  const LayerData data = plain_layer(2);
+  std::latch refused(1);
+  run_ranks(Communicator::cpu_group(2), [&](Communicator& member) {
+    Steps steps(data, 2, member.rank(), member), others(data, 2, member.rank(), member);
+    if (member.rank() == 1) {
+      refused.wait();  // until then the other rank's first thread waits in its call
+      return steps.run();
+    }
+    const std::string busy = "another thread is in a collective call of this group";
+    std::thread first([&] {
+      while (sentence_of([&] { steps.run(); }).find(busy) != std::string::npos) {
+      }
+    });
+    const auto is_busy = [&] {
+      return sentence_of([&] { const CollectiveCall call(*member.impl()); }) != "no error";
+    };
+    while (!is_busy()) std::this_thread::yield();
+    uniep_group group{member};
+    const uniep_problem problem = c_problem(steps.split.problem());
+    uniep_layer* layer = nullptr;
+    EXPECT_NE(sentence_of([&] { others.run(); }).find(busy), std::string::npos);
+    EXPECT_NE(sentence_of([&] { Layer(steps.split.problem(), member); }).find(busy),
+              std::string::npos);
+    EXPECT_NE(uniep_layer_create(&group, &problem, nullptr, &layer), 0);
+    EXPECT_NE(std::string(uniep_last_error()).find(busy), std::string::npos);
+    refused.count_down();
+    first.join();
+    expect_same_bits(steps.result.out, steps.want.out, "out", "beside another thread");
+  });
+}
+
+// Alone a rank meets nobody.
+TEST(Threads, LayersOfOneRankRunSideBySide) {
+  const LayerData data = plain_layer(1);
+  const Communicator member = Communicator::cpu_group(1)[0];
+  const CollectiveCall call(*member.impl());
+  std::thread([&] {
+    Steps steps(data, 1, 0, member);
+    steps.run();
+    expect_same_bits(steps.result.out, steps.want.out, "out", "beside another thread's call");
+  }).join();
 }
 
 TEST(Threads, MayTakeTurns) {

@@ -188,6 +188,15 @@ TEST(Problem, ALayerIsSmallAsLongAsTheRowsOfAnyRoutingTakeAGibibyte) {
   EXPECT_EQ(capacity_rows(p, 4), 2 * (most + 1) + 2 * 127);
 }
 
+TEST(Problem, CapacitiesAreOfValidProblems) {
+  for (const auto& rows : {rows_of_any_routing, capacity_rows}) {
+    for (const int ranks : {0, -1, 3}) EXPECT_THROW(rows(good(), ranks), Error);
+    Problem p = good();
+    p.topk = 1 << 30;
+    EXPECT_THROW(rows(p, 4), Error);
+  }
+}
+
 TEST(Problem, RowNumbersFitAnIntWhateverTheCapacity) {
   Problem p = good();
   p.max_tokens = 1 << 26;

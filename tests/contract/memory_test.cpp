@@ -143,6 +143,10 @@ TEST_F(RefusedMemory, OfALayer) {
       "rank 0: memory.peers has 2 elements; one for each of 1 ranks is accepted, or none");
   EXPECT_STATES(refused({.symmetric = symmetric.bytes(), .peers = {nullptr}}),
                 "rank 0: memory.peers[0] is address 0; a multiple of 64 above 0 is accepted");
+  const GuardedMemory other(needs_.symmetric);
+  EXPECT_STATES(refused({.symmetric = symmetric.bytes(), .peers = {other.data()}}),
+                "rank 0: memory.peers[0] is not memory.symmetric, which is accepted there as this "
+                "rank's");
 }
 
 TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
@@ -159,6 +163,16 @@ TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
         sentence,
         "rank 0: memory.symmetric is given without memory.peers, and ranks on the CPU cannot "
         "map each other's; with the peers it is accepted, or none, and in a group of one");
+  }
+  run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+    LayerMemory memory = callers.of_rank(c.rank());
+    memory.peers[kRanks - 1] = memory.peers[0];
+    said[c.rank()] = refusal([&] { Layer(problem, c, {.memory = memory}); });
+  });
+  for (const std::string& sentence : said) {
+    EXPECT_STATES(sentence, cat("rank 0: memory.peers[", kRanks - 1,
+                                "] is that of rank 0, too; memory of its own for each rank is "
+                                "accepted"));
   }
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     LayerMemory memory = callers.of_rank(c.rank());
@@ -227,9 +241,16 @@ TEST_F(RefusedMemory, OfRowsThatNoLayerHas) {
   };
   for (const std::int64_t rows : {-128L, 1L, 129L, needs_.rows + 128}) {
     EXPECT_STATES(said(rows), cat("rows is ", rows, "; a multiple of row_align=128 below ",
-                                  needs_.rows, " is accepted, or 0 for that capacity"));
+                                  needs_.rows, " is accepted, or that capacity"));
   }
   EXPECT_EQ(said(128), "nothing");
+  EXPECT_EQ(said(0), "nothing");
+  const auto of = [&](std::int64_t rows) {
+    return Layer::memory_needs(problem_, Backend::kCpu, 1, rows);
+  };
+  EXPECT_EQ(of(0).rows, 128);
+  EXPECT_EQ(of(0).backward_memory, of(128).backward_memory);
+  EXPECT_LT(of(0).backward_memory, needs_.backward_memory);
 }
 
 TEST_F(RefusedMemory, OfMoreRanksThanAGroupHas) {

@@ -88,6 +88,15 @@ void drop_last(WeightGrad& grad) {
   std::visit([](auto& matrices) { drop_last(matrices); }, grad);
 }
 
+template <class T>
+void begin_where(ExpertMatrices<T>& matrices, const ExpertMatrices<T>& others) {
+  matrices = others.tensor().first(matrices.size());
+}
+
+void begin_where(Bf16MainGrad& grad, const Bf16MainGrad& other) {
+  begin_where(grad.values, other.values);
+}
+
 std::string wrong_size(const char* tensor, std::size_t size, const char* shape) {
   return cat("rank 1: ", tensor, " has ", size - 1, " elements; ", shape, " needs ", size);
 }
@@ -154,6 +163,42 @@ TEST_P(Agreement, WrongSizesInBackward) {
                           [](BackwardArgs& a) { drop_last(a.dw1); });
   expect_backward_refused(wrong_size("dw2", grad_size(good.dw2), "[E / ranks, H, I]"),
                           [](BackwardArgs& a) { drop_last(a.dw2); });
+  group_.expect_step_works("after refusals");
+}
+
+TEST_P(Agreement, TensorsWithoutAnAddress) {
+  const ForwardArgs good = group_.forward_args(1);
+  const std::string elements = " elements at address 0; an address is accepted";
+  expect_forward_refused(cat("rank 1: x has ", good.x.size(), elements), [](ForwardArgs& a) {
+    a.x = {static_cast<const bf16*>(nullptr), a.x.size()};
+  });
+  expect_forward_refused(cat("rank 1: w2 has ", good.w2.size(), elements), [](ForwardArgs& a) {
+    a.w2 = std::span(static_cast<const bf16*>(nullptr), a.w2.size());
+  });
+  group_.expect_step_works("after refusals");
+}
+
+/// Where `tensor` begins.
+std::span<bf16> in_place_of(const ExpertMatrices<const bf16>& tensor, std::size_t size) {
+  return {const_cast<bf16*>(tensor.data()), size};
+}
+
+TEST_P(Agreement, ResultsInTheMemoryOfOtherTensors) {
+  expect_forward_refused("rank 1: out shares memory with w1; memory of its own is accepted",
+                         [](ForwardArgs& a) { a.out = in_place_of(a.w1, a.out.size()); });
+  group_.each([&](int rank) { group_.forward(rank); });
+  group_.clear_result();
+  expect_backward_refused("rank 1: dx shares memory with w2; memory of its own is accepted",
+                          [](BackwardArgs& a) { a.dx = in_place_of(a.w2, a.dx.size()); });
+  expect_backward_refused("rank 1: dw2 shares memory with dw1; memory of its own is accepted",
+                          [](BackwardArgs& a) {
+                            std::visit(
+                                [&](auto& dw2) {
+                                  using Kind = std::remove_cvref_t<decltype(dw2)>;
+                                  begin_where(dw2, std::get<Kind>(a.dw1));
+                                },
+                                a.dw2);
+                          });
   group_.expect_step_works("after refusals");
 }
 

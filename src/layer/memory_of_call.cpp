@@ -1,0 +1,39 @@
+#include "layer/memory_of_call.h"
+
+#include <functional>
+
+#include "base/check.h"
+#include "layer/expert_places.h"
+
+namespace uniep {
+namespace {
+
+bool are_apart(std::span<const std::byte> a, std::span<const std::byte> b) {
+  const auto ends_before = std::less_equal<const std::byte*>();
+  return ends_before(a.data() + a.size(), b.data()) || ends_before(b.data() + b.size(), a.data());
+}
+
+}  // namespace
+
+void MemoryOfCall::writes(const char* name, const WeightGrad& grad) {
+  with_matrices(grad, [&](const auto& matrices) {
+    note(name, std::as_bytes(matrices.tensor()), true);
+    note(name, std::as_bytes(matrices.up()), true);
+  });
+}
+
+void MemoryOfCall::require_apart() const {
+  const std::span<const Tensor> tensors(tensors_.data(), count_);
+  for (std::size_t i = 0; i < count_; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const bool matters = tensors[i].is_written || tensors[j].is_written;
+      if (!matters || are_apart(tensors[i].bytes, tensors[j].bytes)) continue;
+      const bool first = tensors[i].is_written;
+      throw Error(ErrorCode::kInvalidArgument,
+                  cat(tensors[first ? i : j].name, " shares memory with ",
+                      tensors[first ? j : i].name, "; memory of its own is accepted"));
+    }
+  }
+}
+
+}  // namespace uniep
