@@ -20,7 +20,7 @@ if importlib.util.find_spec("megatron") is None:
 class _Outcomes:
     """What the cases of one group came to, by name and rank."""
 
-    def __init__(self, ranks: int, folder: Path, only: str = "") -> None:
+    def __init__(self, ranks: int, folder: Path, only: tuple[str, ...] = ()) -> None:
         self.ranks = ranks
         self.error = None
         try:
@@ -59,5 +59,7 @@ def test_megatron(outcomes: _Outcomes, case: str) -> None:
 
 
 def test_checkpoints_between_4_2_and_1_ranks(tmp_path: Path) -> None:
-    case = "distributed_checkpoints"
-    _Outcomes(4, tmp_path, only=case).of(case)
+    cases = ("distributed_checkpoints", "distributed_optimizer_checkpoint")
+    outcomes = _Outcomes(4, tmp_path, only=cases)
+    for case in cases:
+        outcomes.of(case)

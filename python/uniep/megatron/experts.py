@@ -78,12 +78,11 @@ class RoutedExperts:
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_probs: Tensor) -> Tensor:
         """The sum of the experts' outputs for each token, [T, H]."""
-        # Where some are frozen, autograd gives gradients to the others, and DDP adds these up.
-        whole = torch.is_grad_enabled() and all(self._require_grad())
+        whole = torch.is_grad_enabled() and self.all_require_grad()
         delayed = whole and getattr(self.config, "delay_wgrad_compute", False)
         fused = whole and self.config.gradient_accumulation_fusion
-        if delayed:
-            self._left_to_main = fused
+        if torch.is_grad_enabled():
+            self._left_to_main = fused and delayed
         given, main_grads, backwards = self._given(fused, delayed)
         w1, w2, b1, b2 = given
         if backwards:  # biases lie in descending order of experts, whose numbers are mirrored
@@ -120,11 +119,15 @@ class RoutedExperts:
         alone = dist.get_world_size(self.group) == 1
         return alone and self.options.max_tokens is None and x.shape[0] > workspace.max_tokens
 
-    def _require_grad(self) -> list[bool]:
+    def all_require_grad(self) -> bool:
+        """Whether uniep computes all gradients, in its pass or later.
+
+        Where some are frozen, autograd gives gradients to the others, and DDP adds these up.
+        """
         shared = () if self.shared is None else self.shared.weights
-        return [
+        return all(
             need for own in (*self.weights, *self.biases, *shared) for need in own.require_grad()
-        ]
+        )
 
     def _given(
         self, fused: bool, delayed: bool
@@ -268,7 +271,7 @@ class ExpertLinear(torch.nn.Module):
         if biases is not None:
             self._register("bias", biases, options, config)
             self.biases = Stack([(self, own) for own in self.named("bias")], f"{name}.bias")
-        self._hooks: list[Any] = []
+        self._hooks: list[tuple[Parameter, Any]] = []
 
     def _register(self, kind: str, tensor: Tensor, options: Options, config: Any) -> None:
         # Backwards, since DDP lays out its buffers from the last parameter to the first: so experts
@@ -295,13 +298,23 @@ class ExpertLinear(torch.nn.Module):
         """Nothing: the call runs the hooks by which DDP waits for gathered parameters."""
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Any) -> None:
-        """DDP's hook of a parameter whose gradient comes with ``backward_dw``."""
-        self._hooks.append(hook)
+        """DDP's hook of a parameter whose gradient comes with ``backward_dw``.
+
+        DDP does not say which: it gives one for each that asks for a gradient, in their order.
+        """
+        trained = [param for param in self.parameters() if param.requires_grad]
+        self._hooks.append((trained[len(self._hooks) % len(trained)], hook))
 
     def run_hooks(self) -> None:
-        """Tells DDP that the gradients are there."""
-        for hook in self._hooks:
-            hook()
+        """Tells DDP that the gradients are there; parameters frozen since then have none."""
+        for param, hook in self._hooks:
+            if param.requires_grad:
+                hook()
+
+    def loses_later_gradients(self) -> bool:
+        """Whether DDP adds up ``grad`` in backward, and not again with ``backward_dw``."""
+        in_ddp = any(hasattr(param, "main_grad") for param in self.parameters())
+        return in_ddp and not self._hooks
 
 
 def _has_expert_groups(config: Any) -> bool:
@@ -387,10 +400,25 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
             x: bf16 [T, H].
             topk_ids: int32 [T, K], numbers of all ranks' experts; -1: no route.
             topk_probs: fp32 [T, K].
+
+        Raises:
+            RuntimeError: where gradients that come later would not get to DDP.
         """
         self.linear_fc1()
         self.linear_fc2()
+        if torch.is_grad_enabled() and getattr(self.config, "delay_wgrad_compute", False):
+            self._check_hooks()
         return self.routed(x, topk_ids, topk_probs), None
+
+    def _check_hooks(self) -> None:
+        if self.config.gradient_accumulation_fusion or not self.routed.all_require_grad():
+            return
+        if self.linear_fc1.loses_later_gradients() or self.linear_fc2.loses_later_gradients():
+            raise RuntimeError(
+                "delay_wgrad_compute is True in the model's configuration and False in that of "
+                "DDP, which would lose gradients that come later; give it "
+                "DistributedDataParallelConfig(delay_wgrad_compute=True)"
+            )
 
     def backward_dw(self) -> None:
         """Computes the weight gradients, where ``delay_wgrad_compute`` is set."""

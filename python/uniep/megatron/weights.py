@@ -198,8 +198,8 @@ class Stack(ExpertParams):
             if memory.nbytes() != param.nbytes and memory.data_ptr() != self._own:
                 raise RuntimeError(
                     f"the parameters of {self.name} lie apart in a buffer with others, and uniep "
-                    "needs them one behind the other; use layout='stacked', or a DDP without "
-                    "use_distributed_optimizer"
+                    f"needs them one behind the other; use layout='stacked', {self._close}, or a "
+                    "DDP without use_distributed_optimizer"
                 )
         ordered = self.params[::-1] if backwards else self.params
         with torch.no_grad():
@@ -221,10 +221,16 @@ class Stack(ExpertParams):
         found = stacked_view(grads)
         if found is None:
             raise RuntimeError(
-                f"the main gradients of {self.name} lie apart; uniep needs them one behind the "
-                "other: use layout='stacked' or gradient_accumulation_fusion=False"
+                f"the main gradients of {self.name} lie apart, and uniep needs them one behind the "
+                f"other; use layout='stacked', {self._close}, or a DDP without "
+                "use_distributed_optimizer"
             )
         return found
+
+    @property
+    def _close(self) -> str:
+        """What leaves no gaps: the distributed optimizer's buffers begin each at a multiple."""
+        return f"biases of a multiple of 64 numbers (these have {self.params[0].numel()})"
 
     def leaf(self) -> Tensor:
         """The weights as a tensor that has a ``grad``, for gradients that come later."""

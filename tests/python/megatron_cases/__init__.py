@@ -31,14 +31,17 @@ from megatron_cases.support import figures, make_groups
 _MODULES = (layer, main_grads, schedules, checkpoints, options, megakernel, shared)
 
 
-def run_all(folder: str, only: str) -> None:
-    """Runs the cases; a file of this rank in `folder` has the names of those that are done."""
+def run_all(folder: str, only: tuple[str, ...] = ()) -> None:
+    """Runs the cases, or only some.
+
+    A file of this rank in `folder` has the names of those that are done.
+    """
     warnings.simplefilter("ignore")
     patch_cuda()
     make_groups(dist.get_world_size())
     done = Path(folder) / f"done{dist.get_rank()}"
     for name, case in cases().items():
-        if only and only != name:
+        if only and name not in only:
             continue
         try:
             arguments = [folder] if case.__code__.co_argcount else []

@@ -13,7 +13,7 @@ from megatron_cases import run_all
 
 def _print_figures(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(ranks, run_all, folder, "")
+        run_ranks(ranks, run_all, folder)
         largest: dict[str, float] = {}
         for rank in range(ranks):
             for line in (Path(folder) / f"figures{rank}").read_text().splitlines():

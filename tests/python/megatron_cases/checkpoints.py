@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_cases.on_cpu import OnCpu
+from megatron_cases.on_cpu import OnCpu, adam_of_transformer_engine
 from megatron_cases.support import (
     HIDDEN,
     draw_biases,
@@ -146,6 +146,102 @@ def case_optimizer_checkpoint(folder: str) -> None:
         for target, limit in (("per_expert", 1e-4), ("megatron", 1e-2)):
             for found, wanted in zip(restored[target], of_experts(layer, "data"), strict=True):
                 expect_close(found, wanted, limit, f"the step after, {target}")
+
+
+def case_distributed_optimizer_checkpoint(folder: str) -> None:
+    """States of the distributed optimizer between layouts, layers and expert-parallel sizes."""
+    with OnCpu(), adam_of_transformer_engine():
+        try:
+            _move_optimizer_states(Path(folder) / "states")
+        finally:
+            make_groups(dist.get_world_size())
+
+
+def _move_optimizer_states(folder: Path) -> None:
+    from megatron.core import __version__ as version
+    from megatron.core import dist_checkpointing
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    options = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-2,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        clip_grad=1.0,
+        use_distributed_optimizer=True,
+    )
+    ranks = dist.get_world_size()
+
+    def build(kind: str, seed: int, size: int) -> tuple[Any, Any, Any]:
+        torch.manual_seed(seed)
+        config = make_config(expert_model_parallel_size=size)
+        layer = make_layer(config) if kind == "megatron" else make_layer(config, layout=kind)
+        model = wrapped(layer, fp32=True, distributed=True, overlap=False)  # in one bucket
+        return layer, model, get_megatron_optimizer(options, [model])
+
+    def step(built: tuple[Any, Any, Any]) -> list[Tensor]:
+        layer, model, optimizer = built
+        train(model)
+        optimizer.step()
+        return gathered(of_experts(layer, "data"))
+
+    def entries(built: tuple[Any, Any, Any], form: str, loading: bool) -> dict[str, Any]:
+        layer, _, optimizer = built
+        metadata = {"distrib_optim_sharding_type": form, "chained_optim_avoid_prefix": True}
+        state, again = (layer.sharded_state_dict("mlp.", metadata=metadata) for _ in range(2))
+        states = optimizer.sharded_state_dict(again, is_loading=loading, metadata=metadata)
+        return {"model": state, "optimizer": states}
+
+    def save(writer: str, form: str) -> list[Tensor]:
+        """The weights after the step that follows."""
+        built = build(writer, 1, ranks)
+        step(built)
+        path = folder / f"{writer}_{form}"
+        if dist.get_rank() == 0:
+            path.mkdir(parents=True)
+        dist.barrier()
+        dist_checkpointing.save(entries(built, form, False), str(path))
+        return step(built)
+
+    def load(writer: str, form: str, reader: str, size: int) -> list[Tensor]:
+        built = build(reader, 50, size)
+        path = str(folder / f"{writer}_{form}")
+        state = dist_checkpointing.load(entries(built, form, True), path)
+        weights = {k.removeprefix("mlp."): v for k, v in state["model"].items()}
+        built[0].load_state_dict(weights)
+        built[2].load_state_dict(state["optimizer"])
+        return step(built)
+
+    def expect_moved(found: list[Tensor], wanted: list[Tensor], limit: float, what: str) -> None:
+        for own, other in zip(found, wanted, strict=True):
+            expect_close(own, other, limit, f"the step after, {what}")
+
+    after = save("stacked", "fully_reshardable")
+    after_theirs = save("megatron", "fully_reshardable")
+    if ranks < 4:  # four have nothing new to tell here
+        expect_same(load("stacked", "fully_reshardable", "stacked", ranks), after, "stacked")
+        for reader, limit in (("per_expert", 1e-4), ("megatron", 1e-2)):
+            found = load("stacked", "fully_reshardable", reader, ranks)
+            expect_moved(found, after, limit, f"stacked into {reader}")
+        found = load("megatron", "fully_reshardable", "per_expert", ranks)
+        expect_moved(found, after_theirs, 1e-2, "megatron into per_expert")
+        # In order of buckets: other parameters in one of the same size are not refused.
+        of_buckets = save("stacked", "dp_reshardable")
+        expect_same(load("stacked", "dp_reshardable", "stacked", ranks), of_buckets, "buckets")
+        found = load("stacked", "dp_reshardable", "megatron", ranks)
+        wrong = "relative L2 distance"
+        expect_raises(AssertionError, wrong, expect_moved, found, of_buckets, 5e-2, "buckets")
+    if ranks == 1:
+        return
+    make_groups(ranks // 2)
+    if ranks == 4:
+        found = load("stacked", "fully_reshardable", "per_expert", 2)
+        expect_moved(found, after, 1e-2, "stacked from 4 to 2 ranks")
+        found = load("megatron", "fully_reshardable", "stacked", 2)
+        expect_moved(found, after_theirs, 1e-2, "megatron from 4 to 2 ranks")
+    elif version == "0.16.1":  # at EP 1 a rank has one optimizer for all parameters
+        for kind in ("stacked", "megatron"):
+            expect_raises(KeyError, "optimizer", load, kind, "fully_reshardable", kind, 1)
 
 
 def case_state_dicts() -> None:

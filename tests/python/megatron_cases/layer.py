@@ -132,6 +132,27 @@ def case_biases_in_main_grads() -> None:
             )
 
 
+def case_what_optimizers_see() -> None:
+    """Muon takes what has two dimensions; biases of experts are no ranks' parts of one."""
+    seen = {}
+    for layout in ("megatron", "stacked", "per_expert"):
+        config = make_config(add_bias_linear=True)
+        config.sequence_parallel = True  # as it is with tensor parallelism
+        layer = make_layer(config) if layout == "megatron" else make_layer(config, layout=layout)
+        named = list(layer.experts.named_parameters())
+        seen[layout] = {
+            (kind, param.dim(), getattr(param, "sequence_parallel", False))
+            for name, param in named
+            for kind in ("fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias")
+            if kind in name
+        }
+    names = ("fc1.weight", "fc2.weight", "fc1.bias", "fc2.bias")
+    for layout, dims in (("stacked", (3, 3, 2, 2)), ("per_expert", (2, 2, 1, 1))):
+        assert seen[layout] == {(name, dim, False) for name, dim in zip(names, dims, strict=True)}
+    # Where Megatron no longer says so, docs/megatron.md need not warn.
+    assert seen["megatron"] - seen["per_expert"] == {("fc2.bias", 1, True)}
+
+
 def case_layouts_have_the_same_bits() -> None:
     results = []
     for layout in ("stacked", "per_expert"):

@@ -80,6 +80,69 @@ def case_frozen_experts() -> None:
             expect_same(found, plain, f"{layout}, {frozen} frozen, {fused=} {delay=}")
 
 
+def case_experts_frozen_later() -> None:
+    """Parameters may be frozen, and trained again, where DDP and the delay are there already."""
+    for layout, frozen in (("stacked", "linear_fc1"), ("per_expert", "linear_fc2.weight3")):
+        wanted: list[Tensor] | None = None
+        for fused, delay in itertools.product((False, True), repeat=2):
+            _, ours = make_pair(layout=layout)
+            _with(ours, fused, delay)
+            model = wrapped(ours, fp32=True, distributed=False, delay=delay, overlap=False)
+            found = []
+            for asks in (True, False, True):
+                for name, param in ours.named_parameters():
+                    param.requires_grad_(asks or frozen not in name)
+                train(model, delay=delay)
+                for name, param in ours.experts.named_parameters():
+                    assert param.main_grad.any() == (asks or frozen not in name)
+                    found.append(param.main_grad.clone())
+            wanted = found if wanted is None else wanted
+            for own, other in zip(found, wanted, strict=True):
+                expect_close(own + 1, other + 1, 5e-3, f"{layout}, frozen later, {fused=} {delay=}")
+
+
+def case_ddp_that_does_not_delay() -> None:
+    """Gradients that would come after DDP has added up are refused; those in main_grad come."""
+
+    def build(fused: bool, delay: bool, overlap: bool, frozen: str = "nothing") -> Any:
+        _, ours = make_pair()
+        for name, param in ours.named_parameters():
+            param.requires_grad_(frozen not in name)
+        _with(ours, fused, delay)
+        return wrapped(ours, fp32=True, distributed=False, overlap=overlap)
+
+    sentence = "give it DistributedDataParallelConfig(delay_wgrad_compute=True)"
+    for overlap in (False, True):
+        model = build(False, True, overlap)
+        expect_raises(RuntimeError, sentence, train, model, delay=True)
+        with torch.no_grad():
+            model(make_tokens())
+    # Gradients that are in main_grad in time, and those that autograd gives beside frozen ones.
+    for fused, frozen in ((True, "nothing"), (False, "linear_fc1"), (True, "linear_fc1")):
+        found = []
+        for delay in (False, True):
+            model = build(fused, delay, False, frozen)
+            train(model, delay=delay)
+            found.append([p.main_grad for p in model.parameters() if p.requires_grad])
+        expect_same(*found, f"{fused=}, {frozen} frozen")
+
+
+def case_biases_and_the_distributed_optimizer() -> None:
+    """Per-expert biases lie apart in its buffers unless they fill what these align to."""
+    for fused, what in ((False, "parameters"), (True, "main gradients")):
+        _, apart = make_pair(layout="per_expert", add_bias_linear=True)
+        model = wrapped(_with(apart, fused, False), fp32=True, distributed=True)
+        said = expect_raises(RuntimeError, f"the {what} of linear_fc1.bias lie apart", train, model)
+        assert "biases of a multiple of 64 numbers (these have 96)" in said, said
+        found = []
+        for layout in ("stacked", "per_expert"):
+            options = {"add_bias_linear": True, "moe_ffn_hidden_size": 64}
+            _, ours = make_pair(layout=layout, **options)
+            train(wrapped(_with(ours, fused, False), fp32=True, distributed=True))
+            found.append(of_experts(ours, "main_grad"))
+        expect_same(*found, f"biases in buffers, {fused=}")
+
+
 def case_experts_alone() -> None:
     """Experts get gradients where neither the layer's input nor its router needs one."""
     wanted: list[Tensor] | None = None
@@ -87,7 +150,7 @@ def case_experts_alone() -> None:
         _, ours = make_pair()
         for param in ours.router.parameters():
             param.requires_grad_(False)
-        for param in ours.experts.parameters():
+        for param in ours.experts.parameters() if fused else ():
             param.main_grad = torch.zeros(param.shape)
         _with(ours, fused, delay)
         out, _ = ours(make_tokens().detach())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -40,6 +42,46 @@ class OnCpu(TorchFunctionMode):
         if func is torch.Tensor.type and isinstance(found, str):  # its optimizers ask for these
             found = found.replace("torch.", "torch.cuda.")
         return found
+
+
+class _Adam(torch.optim.Optimizer):
+    """As Transformer Engine's: its groups know the step."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float, **_: Any) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = count = group.get("step", 0) + 1
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state.update({name: torch.zeros_like(param) for name in _STATES})
+                first, second = (state[name] for name in _STATES)
+                first.lerp_(param.grad, 0.1)
+                second.mul_(0.999).addcmul_(param.grad, param.grad, value=0.001)
+                root = (second / (1 - 0.999**count)).sqrt_().add_(1e-8)
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                param.addcdiv_(first, root, value=-group["lr"] / (1 - 0.9**count))
+
+
+_STATES = ("exp_avg", "exp_avg_sq")
+
+
+@contextlib.contextmanager
+def adam_of_transformer_engine() -> Iterator[None]:
+    """Lets Megatron find a stand-in for it, as its distributed optimizer's checkpoints ask."""
+    import megatron.core.optimizer as optimizer
+    from megatron.core.optimizer import distrib_optimizer as distributed
+
+    with (
+        mock.patch.multiple(optimizer, Adam=_Adam, USING_PYTORCH_OPTIMIZER=False),
+        mock.patch.multiple(distributed, Adam=_Adam, HAVE_APEX_OR_TE=True, USING_TE_OPTIMIZER=True),
+    ):
+        yield
 
 
 def patch_cuda() -> None:

@@ -216,7 +216,9 @@ def text(seed: int) -> dict[str, Tensor]:
     }
 
 
-def wrapped(layer: Any, *, fp32: bool, distributed: bool, delay: bool = False) -> Any:
+def wrapped(
+    layer: Any, *, fp32: bool, distributed: bool, delay: bool = False, overlap: bool = True
+) -> Any:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import MegatronModule
 
@@ -231,7 +233,7 @@ def wrapped(layer: Any, *, fp32: bool, distributed: bool, delay: bool = False) -
 
     options = DistributedDataParallelConfig(
         grad_reduce_in_fp32=fp32,
-        overlap_grad_reduce=True,  # then its hooks assert that there is a gradient
+        overlap_grad_reduce=overlap,  # then its hooks assert that there is a gradient
         use_distributed_optimizer=distributed,
         bucket_size=20000,
         delay_wgrad_compute=delay,
