@@ -194,6 +194,8 @@ TEST(Problem, CapacitiesAreOfValidProblems) {
     Problem p = good();
     p.topk = 1 << 30;
     EXPECT_THROW(rows(p, 4), Error);
+    p.capacity_rows = 5;
+    EXPECT_THROW(rows(p, 4), Error);
   }
 }
 
