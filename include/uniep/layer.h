@@ -27,7 +27,8 @@ class LayerBackend;
 struct SavedData;
 
 /// Tensors of a forward pass on one rank. T tokens of this rank, El = E / ranks local experts; all
-/// row-major and contiguous, and of weights in any of the forms of ExpertMatrices.
+/// row-major and contiguous, and of weights in any of the forms of ExpertMatrices. Here and below
+/// results have memory of their own.
 struct ForwardArgs {
   std::span<const bf16> x;            ///< [T, H]
   std::span<const float> topk_probs;  ///< [T, K]; values at dropped slots are not read
@@ -351,8 +352,9 @@ class UNIEP_API Layer {
   void backward_data(Saved& saved, const BackwardDataArgs& args, const CallOptions& options);
 
   /// Writes the weight gradients of the last `backward_data` on the same `saved`, whose rows it
-  /// then lets go; Error(kInvalidArgument) where there was none since the last call. Not
-  /// collective: it needs nothing of other ranks. The schedule may be another.
+  /// then lets go; Error(kInvalidArgument) where there was none since the last call, unless
+  /// StepMemory::backward_memory is given, which is taken for that of one. Not collective: it needs
+  /// nothing of other ranks. The schedule may be another.
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args);
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const Schedule& schedule);
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const CallOptions& options);
