@@ -77,12 +77,8 @@ inline void run_in_callers_memory(Layer& layer, const workload::Split& split,
   GuardedMemory plan_memory(needs.plan);
   const RoutingPlan plan =
       layer.plan(split.topk_ids(rank), {.memory = {.plan = plan_memory.bytes()}});
-  // Of no rows, there is memory for one tile.
-  const std::int64_t rows =
-      options.exact_rows
-          ? std::min(std::max<std::int64_t>(plan.padded_rows(), layer.problem().row_align),
-                     needs.rows)
-          : 0;
+  std::optional<std::int64_t> rows;
+  if (options.exact_rows) rows = plan.padded_rows();
   MemoryNeeds step = Layer::memory_needs(layer.problem(), Backend::kCpu, split.ranks(), rows);
   if (options.exact_rows && options.save == Save::kTokens) {
     step.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_cases.on_cpu import OnCpu
 from megatron_cases.support import (
     expect_same,
+    in_ddp,
     make_config,
     make_layer,
     make_pair,
@@ -84,6 +87,69 @@ def case_overlapped_schedule() -> str | None:
                 assert (pair[0] is None) == (pair[1] is None), f"{attribute} of {name}, {what}"
                 if pair[0] is not None:
                     expect_same([pair[0]], [pair[1]], f"{attribute} of {name}, {what}")
+    return None
+
+
+def case_whole_steps_of_overlapped_schedules() -> str | None:
+    """Megatron's steps with 1F1B overlap and delayed gradients have the bits of plain ones."""
+    if dist.get_world_size() == 1:
+        return "skipped: overlap_moe_expert_parallel_comm needs two ranks"
+    if importlib.util.find_spec("megatron.core.pipeline_parallel.combined_1f1b") is None:
+        return "skipped: this megatron-core has no such schedule"
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.pipeline_parallel.utils import set_streams
+
+    from uniep.megatron import with_uniep
+
+    set_streams()
+
+    def build(fused: bool, delay: bool) -> Any:
+        torch.manual_seed(3)
+        config = make_config(
+            num_layers=2,
+            moe_layer_freq=[0, 1],
+            moe_token_dispatcher_type="alltoall",
+            overlap_moe_expert_parallel_comm=delay,
+            delay_wgrad_compute=delay,
+            finalize_model_grads_func=finalize_model_grads,
+        )
+        spec = with_uniep(get_gpt_decoder_block_spec(config, use_transformer_engine=False))
+        model = GPTModel(config, spec, 128, 32, position_embedding_type="rope").bfloat16()
+        config.gradient_accumulation_fusion = fused
+        model = in_ddp(model, fp32=True, distributed=True, delay=delay, overlap=True)
+        config.no_sync_func = model.no_sync
+        return model
+
+    def forward_step(data: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+        def loss_of(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            loss = losses.float().mean()
+            return loss, {"loss": loss.detach().clone()}
+
+        of = model.build_schedule_plan if return_schedule_plan else model
+        return of(**next(data)), loss_of
+
+    def step(model: Any) -> list[Tensor]:
+        """Losses of three microbatches, and all main gradients."""
+        model.zero_grad_buffer()
+        losses = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter([text(number) for number in range(3)]),
+            model=[model],
+            num_microbatches=3,
+            seq_length=32,
+            micro_batch_size=2,
+            forward_only=False,
+        )
+        grads = [param.main_grad for param in model.parameters()]
+        assert all(grad.any() for grad in grads)
+        return [*(loss["loss"] for loss in losses), *grads]
+
+    with OnCpu():
+        for fused in (False, True):
+            expect_same(step(build(fused, True)), step(build(fused, False)), f"steps, {fused=}")
     return None
 
 

@@ -219,7 +219,6 @@ def text(seed: int) -> dict[str, Tensor]:
 def wrapped(
     layer: Any, *, fp32: bool, distributed: bool, delay: bool = False, overlap: bool = True
 ) -> Any:
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import MegatronModule
 
     class Model(MegatronModule):  # type: ignore[misc]
@@ -231,6 +230,12 @@ def wrapped(
             out: Tensor = self.mlp(x)[0]
             return out
 
+    return in_ddp(Model(), fp32=fp32, distributed=distributed, delay=delay, overlap=overlap)
+
+
+def in_ddp(module: Any, *, fp32: bool, distributed: bool, delay: bool, overlap: bool) -> Any:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
     options = DistributedDataParallelConfig(
         grad_reduce_in_fp32=fp32,
         overlap_grad_reduce=overlap,  # then its hooks assert that there is a gradient
@@ -238,7 +243,7 @@ def wrapped(
         bucket_size=20000,
         delay_wgrad_compute=delay,
     )
-    return DistributedDataParallel(layer.config, options, Model())
+    return DistributedDataParallel(module.config, options, module)
 
 
 def train(model: Any, *, steps: int = 2, delay: bool = False) -> None:
