@@ -22,6 +22,7 @@ from ._forms import (
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import Save, check_save
 from .arithmetic import Arithmetic
+from .deferred import refuse_hooks
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -523,11 +524,7 @@ def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
                 f"{name} is computed from other tensors, which a gradient that waits cannot reach; "
                 "pass the parameter itself, or main_grads"
             )
-        if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-            raise ValueError(
-                f"{name} has hooks, which autograd runs in backward, and with deferred its "
-                "gradient comes later; remove them, or pass main_grads"
-            )
+    refuse_hooks(weights)
 
 
 def shared_wait(weights: Experts, main_grads: Experts | None) -> bool:

@@ -186,6 +186,7 @@ class CheckedCall(NamedTuple):
                 *given,
                 *of_main,
                 has_rows=over is not None and over.all_rows is not None,
+                is_exact=self.exact_rows,
             )
         if flag and found is not overflow:
             overflow.copy_(torch.maximum(overflow, found))

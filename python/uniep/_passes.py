@@ -32,9 +32,9 @@ from .deferred import (
     DeferredWeights,
     _Pending,
     behind_data,
+    check_waits,
     first_copy,
     read_later,
-    refuse_copy,
 )
 
 __all__ = ["moe_in_tensors"]
@@ -112,7 +112,13 @@ class _MoeInTensors(torch.autograd.Function):
     @once_differentiable
     @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_copy(ctx.copy)
+        if ctx.deferred is not None and torch.compiler.is_compiling():  # compiled autograd
+            return _backward_that_waits(ctx, dy)
+        return _MoeInTensors._backward(ctx, dy)
+
+    @staticmethod
+    def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        check_waits(ctx)
         main: Experts | None = ctx.main_grads
         asked = asked_for(ctx, _BEFORE_TENSORS, ctx.tensors, main is not None)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
@@ -181,24 +187,37 @@ class _MoeInTensors(torch.autograd.Function):
         return for_arguments(ctx, _BEFORE_TENSORS, weights, gradients, of_data)
 
 
+@outside_graphs(reason="weight gradients that wait keep tensors outside of the graph")
+def _backward_that_waits(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return _MoeInTensors._backward(ctx, dy)
+
+
 # Arguments of :meth:`_MoeInTensors.forward` ahead of its tensors.
 _BEFORE_TENSORS = arguments_before(_MoeInTensors.forward, "tensors")
 
 
-def moe_in_tensors(*arguments: Any, has_rows: bool) -> Tensor:
+def moe_in_tensors(*arguments: Any, has_rows: bool, is_exact: bool) -> Tensor:
     """The arguments of :class:`_MoeInTensors`.
 
     Args:
         *arguments: these.
         has_rows: the layer gives rows of slots, not sums of tokens.
+        is_exact: `exact` is True.
     """
+    run = _rows_in_tensors if has_rows else _exactly if is_exact else _MoeInTensors.apply
     # So there are never two tensors: a forward that is compiled without gradients, and has as many
     # arguments as parameters, is one without a context to PyTorch 2.10 and 2.11.
-    out: Tensor = (_rows_in_tensors if has_rows else _MoeInTensors.apply)(*arguments, None)
+    out: Tensor = run(*arguments, None)
     return out
 
 
 @outside_graphs(reason="compilers know the shapes of sums, and not of rows that are to be added up")
 def _rows_in_tensors(*arguments: Any) -> Tensor:
+    out: Tensor = _MoeInTensors.apply(*arguments)
+    return out
+
+
+@outside_graphs(reason="exact_rows=True waits for the number of rows in every call")
+def _exactly(*arguments: Any) -> Tensor:
     out: Tensor = _MoeInTensors.apply(*arguments)
     return out

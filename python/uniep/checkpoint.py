@@ -109,32 +109,36 @@ def distributed_optimizer_state_dict(
 
     Args:
         module: has all parameters of the optimizer.
-        optimizer: its state of an expert weight has the shape of that, or is a number.
+        optimizer: if it has weights of experts, its state of every weight has the shape of that, or
+            is a number.
 
     Raises:
         ValueError: as :func:`distributed_state_dict`, where PyTorch's dict lacks state that the
-            optimizer has of experts, and for state of another shape, such as factors of moments.
+            optimizer has of experts, and for state of another shape, such as factors of moments, or
+            of all weights together, as LBFGS has it.
         NotImplementedError: as :func:`distributed_state_dict`.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+    _refuse_state_of_all(module, optimizer)
     with _without_gradients(optimizer) as is_new:
         found: dict[str, Any] = dict(get_optimizer_state_dict(module, optimizer))
         state = found["state"] = dict(found["state"])
-        experts = _experts_of_optimizer(module, optimizer, found)
+        weights = _weights_by_name(module, optimizer, found)
         if is_new:
             optimizer.state.clear()
             for of in state.values():  # no longer the optimizer's
                 of.update(_of_no_step(of))
     meshes: dict[int, Any] = {}
-    for name, (weight, layer) in experts.items():
+    for name, (weight, layer) in weights.items():
         if name not in state:  # one that has no gradients, or an optimizer without state
+            continue
+        is_split = {what: _is_of(weight, value, name, what) for what, value in state[name].items()}
+        if layer is None:
             continue
         # In a dict of its own: what PyTorch gives is the optimizer's.
         state[name] = {
-            what: _sharded(value, layer.group, meshes)
-            if _is_of(weight, value, name, what)
-            else value
+            what: _sharded(value, layer.group, meshes) if is_split[what] else value
             for what, value in state[name].items()
         }
     return found
@@ -224,10 +228,13 @@ def load_optimizer_state_dict(
     )
 
     own = dict(state["state"])
+    _refuse_state_of_all(module, optimizer)
     with _without_gradients(optimizer):
         # The groups in `state` may have been saved in another order.
         found = dict(get_optimizer_state_dict(module, optimizer))
-        for name in own.keys() & _experts_of_optimizer(module, optimizer, found).keys():
+        for name, (_, layer) in _weights_by_name(module, optimizer, found).items():
+            if layer is None or name not in own:
+                continue
             own[name] = {
                 what: value.to_local() if isinstance(value, DTensor) else value
                 for what, value in own[name].items()
@@ -264,16 +271,28 @@ def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
     return found
 
 
-def _experts_of_optimizer(
-    module: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Any]
-) -> dict[str, tuple[Tensor, MoELayer]]:
-    """Experts' weights that are the optimizer's, by their names in `found`, which is PyTorch's.
+def _refuse_state_of_all(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for one that sees the weights, of which ranks have others, as one."""
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    experts = _experts(module)
+    if any(id(weight) in experts for group in optimizer.param_groups for weight in group["params"]):
+        raise ValueError(
+            "the optimizer is an LBFGS, whose state is of all weights together, and ranks have "
+            "different experts; one that has state of each weight is accepted, as AdamW is"
+        )
 
-    Which names of wrappers it leaves out is PyTorch's to know. So names come from its groups, where
-    they stand as the parameters do in the optimizer's.
+
+def _weights_by_name(
+    module: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Any]
+) -> dict[str, tuple[Tensor, MoELayer | None]]:
+    """The optimizer's weights by their names in `found`, which is PyTorch's; {} without experts.
+
+    With the layer that experts are of. Which names of wrappers it leaves out is PyTorch's to know.
+    So names come from its groups, where they stand as the parameters do in the optimizer's.
 
     Raises:
-        ValueError: where that is not so, or `found` lacks the state of one.
+        ValueError: where that is not so, or `found` lacks the state of an expert.
     """
     experts = _experts(module)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -284,9 +303,12 @@ def _experts_of_optimizer(
             "as where a wrapper makes one of several; an optimizer of the module's own parameters "
             "is accepted"
         )
-    named = {}
-    for name, weight in zip(names, weights, strict=False):
+    if not any(id(weight) in experts for weight in weights):
+        return {}
+    named: dict[str, tuple[Tensor, MoELayer | None]] = {}
+    for name, weight in zip(names, weights, strict=True):
         if id(weight) not in experts:
+            named[name] = weight, None
             continue
         if optimizer.state.get(weight) and name not in found["state"]:
             raise ValueError(

@@ -137,6 +137,23 @@ def refuse_copy(name: str | None) -> None:
         )
 
 
+def refuse_hooks(weights: Experts) -> None:
+    """Raises ValueError where autograd would run hooks of a routed expert's weight in backward."""
+    for name, weight in weights.routed().named():
+        if weight.requires_grad and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+            raise ValueError(
+                f"{name} has hooks, which autograd runs in backward, and with deferred its "
+                "gradient comes later; remove them, or pass main_grads"
+            )
+
+
+def check_waits(ctx: Any) -> None:
+    """Called by backward: :func:`refuse_copy`, and hooks that were put there since forward."""
+    refuse_copy(ctx.copy)
+    if ctx.deferred is not None and ctx.main_grads is None:
+        refuse_hooks(ctx.weights)
+
+
 @torch.no_grad()
 def backward_weights(deferred: DeferredWeights) -> None:
     """Computes the weight gradients that wait, oldest first, and adds each to its place.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import _fp32_linear
 from ._arguments import check_tensors
 from .capacity import (
     DropPolicy,
@@ -190,9 +191,12 @@ class Router(nn.Module):
         if token_mask is not None:
             _check_mask(token_mask, x)
             x = torch.where(token_mask.unsqueeze(-1), x, 0.0)  # 0 times NaN would be NaN
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        in_graph = torch.compiler.is_compiling() and torch.is_autocast_enabled(device)
+        product = _fp32_linear.linear if in_graph else F.linear
+        with torch.autocast(device, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
-            logits = F.linear(x.float(), self.weight.float(), bias)
+            logits = product(x.float(), self.weight.float(), bias)
             scores = _SCORES[config.score](logits)
             ids = self._choose(scores)
             probs = self._weigh(scores, ids)

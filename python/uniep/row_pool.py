@@ -38,9 +38,9 @@ from .deferred import (
     DeferredWeights,
     _PendingPages,
     behind_data,
+    check_waits,
     first_copy,
     read_later,
-    refuse_copy,
 )
 from .group import Group, GroupLike, _device_of
 from .hosts import group_of_host
@@ -315,7 +315,13 @@ class _MoeInPages(torch.autograd.Function):
     @once_differentiable
     @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_copy(ctx.copy)
+        if torch.compiler.is_compiling():  # compiled autograd
+            return _backward_in_pages(ctx, dy)
+        return _MoeInPages._backward(ctx, dy)
+
+    @staticmethod
+    def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        check_waits(ctx)
         asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
             assert isinstance(call, _PendingPages)
@@ -372,6 +378,11 @@ class _MoeInPages(torch.autograd.Function):
         probs = dshared_probs if ctx.has_shared_probs else None
         of_data = (dx, None, dprobs, probs)
         return for_arguments(ctx, _BEFORE_WEIGHTS, weights, gradients, of_data)
+
+
+@outside_graphs(reason="a row pool keeps what forwards save outside of the graph")
+def _backward_in_pages(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return _MoeInPages._backward(ctx, dy)
 
 
 # Arguments of :meth:`_MoeInPages.forward` ahead of its weights.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import subprocess
@@ -214,6 +215,35 @@ def test_compiled_autograd_behind_a_forward_that_is_not_compiled(problem):
     with torch._dynamo.compiled_autograd._enable(compiler):
         found = gradients(case, out)
     assert len(graphs) == 1
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("pool", [None, 1 << 22], ids=["tensors", "pool"])
+def test_compiled_autograd_of_weight_gradients_that_wait(pool):
+    case = make_case(tokens=16).requires_grad()
+    shared = [weight[:1].detach().clone().requires_grad_() for weight in (case.w1, case.w2)]
+
+    def step(compiler):
+        case.x.grad, deferred = None, uniep.DeferredWeights()
+        main = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w1, case.w2, *shared)]
+        out = uniep.moe(
+            *(case.x, case.ids, case.probs.detach(), case.w1, case.w2),
+            shared_w1=shared[0],
+            shared_w2=shared[1],
+            main_grads=main,
+            deferred=deferred,
+            row_pool=pool,
+        )
+        with compiler:
+            out.backward(case.dy)
+        assert len(deferred) == 1
+        uniep.backward_weights(deferred)
+        return [out.detach(), case.x.grad, *main]
+
+    wanted = step(contextlib.nullcontext())
+    torch.compiler.reset()
+    found = step(torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")))
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)
 

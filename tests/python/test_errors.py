@@ -417,6 +417,19 @@ def test_deferred_takes_no_weights_with_hooks(hook):
     assert case.w2.grad.any()
 
 
+@pytest.mark.parametrize("pool", [None, 1 << 22])
+def test_deferred_takes_no_hooks_that_come_before_backward(pool):
+    case, deferred = make_case().requires_grad(), uniep.DeferredWeights()
+    out = call(case, deferred=deferred, row_pool=pool)
+    handle = case.w1.register_hook(lambda gradient: None)
+    with pytest.raises(ValueError, match="w1 has hooks, which autograd runs in backward"):
+        out.backward(case.dy, retain_graph=True)
+    assert not len(deferred) and case.x.grad is None
+    handle.remove()
+    out.backward(case.dy)
+    assert len(deferred) == 1
+
+
 def test_max_tokens_is_checked_in_every_call():
     case = make_case()
     call(case)  # which has made a workspace that is large enough

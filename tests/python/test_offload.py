@@ -235,11 +235,18 @@ def test_a_module_in_the_block():
     assert all(map(torch.equal, found, wanted))
 
 
-def test_compiled_code_is_refused():
+def test_it_breaks_a_graph():
     case = make_case().requires_grad()
     compiled = torch.compile(lambda: call(case), fullgraph=True, backend="aot_eager")
     with uniep.Offload(), pytest.raises(Exception, match=r"uniep\.Offload"):
         compiled()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda: call(case) + 1, backend="aot_eager")
+    with uniep.Offload() as offload:
+        out = compiled()
+        assert offload.bytes > 0
+    wanted = gradients(case, call(case) + 1)
+    assert_same(gradients(case, out), wanted)
 
 
 @pytest.mark.parametrize(

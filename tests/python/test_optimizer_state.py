@@ -232,3 +232,49 @@ def test_an_error_leaves_a_new_optimizer_as_it_was(with_gradients: bool) -> None
             for weight, gradient in zip(model.parameters(), gradients, strict=True):
                 assert weight.grad is gradient
         hook.remove()
+
+
+class Factors(torch.optim.SGD):
+    """Has a row of factors of a dense weight, which may be of all weights."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            self.state[group["params"][0]]["factors"] = torch.ones(64)
+
+
+def refused(kind: str) -> None:
+    model, _ = new_model()
+    weights = list(model.parameters())
+    dense_first = [*model["dense"].parameters(), *model["moe"].parameters()]
+    for order in (weights, dense_first):
+        if kind == "LBFGS":
+            optimizer: Any = torch.optim.LBFGS(order, lr=0.01, max_iter=1)
+            words = "an LBFGS, whose state is of all weights"
+        else:
+            optimizer = Factors(order, lr=0.01, momentum=0.9)
+            words = r"factors of .* has shape \[64\], and the weight"
+        backward(model)
+        for is_new in (True, False):
+            if not is_new:
+                optimizer.step(lambda: model["moe"].w1.float().sum())
+            elif kind != "LBFGS":
+                continue
+            with pytest.raises(ValueError, match=words):
+                checkpoint.distributed_optimizer_state_dict(model, optimizer)
+            if kind == "LBFGS":
+                with pytest.raises(ValueError, match=words):
+                    checkpoint.load_optimizer_state_dict(model, optimizer, {"state": {}})
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "factors"])
+def test_state_of_all_weights_is_refused(kind: str) -> None:
+    run_ranks(2, refused, kind)
+
+
+def test_one_rank_saves_state_of_any_shape() -> None:
+    model, _ = new_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=1)
+    backward(model)
+    optimizer.step(lambda: model["moe"].w1.float().sum())
+    assert checkpoint.distributed_optimizer_state_dict(model, optimizer)["state"]

@@ -226,6 +226,61 @@ def test_computes_in_fp32_under_autocast():
     assert found.probs.dtype == torch.float32 and torch.equal(found.probs, wanted.probs)
 
 
+def gradients_under_autocast(function, router, x):
+    """Of all that it returns; no gradient is exact in bf16."""
+    router.zero_grad()
+    x = x.detach().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = function(x)
+    loss = (found.probs * torch.linspace(-1, 1, found.probs.shape[-1])).sum()
+    (loss if found.loss is None else loss + found.loss).backward()
+    return [found.probs.detach(), x.grad, *(weight.grad for weight in router.parameters())]
+
+
+ODD = torch.randn(3, 32, 5, generator=torch.Generator().manual_seed(7)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (RouterConfig(aux_loss=0.1, z_loss=0.1), (64, 32)),
+        (RouterConfig("sigmoid", logit_bias=True, bias=True), (64, 32)),
+        (RouterConfig("sqrtsoftplus", logit_bias=True, aux_loss=0.1), (4, 16, 32)),
+        (RouterConfig(), (2, 2, 16, 32)),
+        (RouterConfig(logit_bias=True), (32,)),
+        (RouterConfig(), "strides"),
+        (RouterConfig(logit_bias=True), "strides"),
+    ],
+    ids=str,
+)
+def test_compiled_under_autocast_gradients_are_fp32(config, shape):
+    """PyTorch traces the backward of a graph under the autocast around its call."""
+    router, x = make(config, tokens=64)
+    x = ODD if shape == "strides" else x.flatten()[: torch.Size(shape).numel()].view(shape)
+    wanted = gradients_under_autocast(router, router, x)
+    torch.compiler.reset()
+    compiled = torch.compile(router, fullgraph=True, backend="aot_eager")
+    found = gradients_under_autocast(compiled, router, x)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(found[2], found[2].bfloat16().float())
+
+
+def test_compiled_under_autocast_for_any_number_of_tokens_and_in_a_checkpoint():
+    router, x = make(RouterConfig(aux_loss=0.1, logit_bias=True))
+
+    def function(x):
+        return checkpoint(router, x.tanh(), use_reentrant=False)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (64, 40, 33):
+        wanted = gradients_under_autocast(function, router, x[:tokens])
+        found = gradients_under_autocast(compiled, router, x[:tokens])
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.equal(a, b)
+
+
 def test_compiles():
     for config in (
         RouterConfig(aux_loss=0.1, z_loss=0.1),

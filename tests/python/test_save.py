@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import assert_same, make_case, step, workspace
+from cases import assert_same, gradients, make_case, step, workspace
 
 import uniep
 
@@ -148,14 +148,17 @@ def test_exact_rows_that_take_all_the_room_there_is(overflow):
         assert_same(step(case, workspace=own), wanted)
 
 
-def test_exact_rows_cannot_be_compiled():
-    case = make_case(tokens=16)
+def test_exact_rows_break_a_graph():
+    case = make_case(tokens=16).requires_grad()
 
     def call(x):
-        return uniep.moe(x, case.ids, case.probs, case.w1, case.w2, exact_rows=True)
+        return uniep.moe(x * 2, case.ids, case.probs, case.w1, case.w2, exact_rows=True) + 1
 
     with pytest.raises(Exception, match="exact_rows=True"):
         torch.compile(call, fullgraph=True, backend="eager")(case.x)
+    torch.compiler.reset()
+    wanted = gradients(case, call(case.x))
+    assert_same(gradients(case, torch.compile(call, backend="aot_eager")(case.x)), wanted)
 
 
 def test_passes_take_their_memory_for_the_call_alone():
