@@ -8,13 +8,13 @@ and no gradient, and cost nothing.
 from __future__ import annotations
 
 import math
-from typing import Literal, SupportsFloat
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ._arguments import check_tensors
-from ._plain_values import check_whole
+from ._plain_values import check_number, check_whole
 
 __all__ = ["drop_over_capacity", "expert_capacity"]
 
@@ -97,11 +97,7 @@ def drop_over_capacity(
 
 def check_factor(capacity_factor: float) -> None:
     """Raises TypeError for what is no number, and ValueError for one not positive and finite."""
-    if not isinstance(capacity_factor, SupportsFloat) or isinstance(capacity_factor, str):
-        raise TypeError(
-            f"capacity_factor is {capacity_factor!r}, a {type(capacity_factor).__name__}; it must "
-            "be a float"
-        )
+    check_number(capacity_factor=capacity_factor)
     if not 0 < capacity_factor < math.inf:
         raise ValueError(f"capacity_factor is {capacity_factor}; it must be positive and finite")
 

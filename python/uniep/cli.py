@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,14 +25,20 @@ def run(*arguments: str) -> str:
     """Runs the command line and returns what it prints.
 
     Raises:
-        RuntimeError: with its error, where its exit code is not 0.
+        RuntimeError: with its error, without its warnings, where its exit code is not 0.
     """
     done = subprocess.run(
         [str(_library.binary()), *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip() or done.stdout.strip())
+        raise RuntimeError(_error_in(done.stderr) or done.stdout.strip())
     return done.stdout
+
+
+def _error_in(said: str) -> str:
+    """What the command line says at last, from ``uniep COMMAND:`` on; warnings come before."""
+    begins = [found.start() for found in re.finditer(r"^uniep\b.*: ", said, re.MULTILINE)]
+    return said[begins[-1] if begins else 0 :].strip()
 
 
 def tune(

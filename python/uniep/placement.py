@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._arguments import check_tensors
 from ._partition import partition
+from ._plain_values import check_number, check_whole
 
 __all__ = [
     "Placement",
@@ -84,7 +86,15 @@ class Placement:
 
     @staticmethod
     def identity(num_experts: int) -> Placement:
-        """Every expert at the place of its number."""
+        """Every expert at the place of its number.
+
+        Raises:
+            TypeError: for what is no whole number.
+            ValueError: for a negative one.
+        """
+        check_whole(num_experts=num_experts)
+        if num_experts < 0:
+            raise ValueError(f"num_experts is {num_experts}; 0 or more is accepted")
         return Placement.of(torch.arange(num_experts))
 
     def to(self, device: torch.device | str) -> Placement:
@@ -104,7 +114,11 @@ class Placement:
 
         Returns:
             A tensor of the same shape and dtype.
+
+        Raises:
+            TypeError: for ids of another type.
         """
+        _check_ids(topk_ids)
         table = self.places.to(topk_ids.device)
         is_placed = (topk_ids >= 0) & (topk_ids < table.numel())
         found = table[torch.where(is_placed, topk_ids, 0).long()].to(topk_ids.dtype)
@@ -206,10 +220,13 @@ def coactivation(topk_ids: Tensor, num_experts: int, counts: Tensor | None = Non
         expert twice has two rows of it, and counts once for its pairs.
 
     Raises:
-        ValueError: for ids without slots, and counts of another shape or dtype, or that are none.
+        TypeError: for ids of another type, and numbers that are not whole.
+        ValueError: for ids without slots, no experts, and counts of another shape or dtype.
     """
-    if topk_ids.dim() < 1:
-        raise ValueError("topk_ids has shape []; it must be [..., K]")
+    _check_has_slots(topk_ids)
+    check_whole(num_experts=num_experts)
+    if num_experts < 1:
+        raise ValueError(f"num_experts is {num_experts}; 1 or more is accepted")
     if counts is None:
         counts = torch.zeros(num_experts, num_experts, dtype=torch.int64, device=topk_ids.device)
     _check_counts(counts, num_experts)
@@ -248,9 +265,12 @@ def place_experts(
             its host, if they can be spread as evenly; 0.05 is 5 %.
 
     Raises:
+        TypeError: for what is of another type than these.
         ValueError: for counts of another shape, hosts that do not divide the ranks, ranks that do
             not divide the experts, or a negative slack.
     """
+    check_number(slack=slack)
+    check_tensors(recorded=recorded)
     if num_experts is not None:
         recorded = coactivation(recorded, num_experts)
     counts = recorded.cpu()
@@ -282,20 +302,22 @@ def predict_traffic(
     """What crosses between hosts, and what each rank computes.
 
     Args:
-        topk_ids: int32 or int64 [T, K], as a router gives them, of all ranks' tokens, rank after
-            rank.
+        topk_ids: int32 or int64 [..., K], as a router gives them, of all ranks' T tokens, rank
+            after rank.
         placement: of the experts; :meth:`Placement.identity` for none.
         hosts: that the ranks are on.
         ranks: of the group. None: one for each host.
         tokens_per_rank: T in parts; None: rank r has tokens r T / N to (r + 1) T / N.
 
     Raises:
+        TypeError: for what is of another type than these.
         ValueError: for parts that are not T tokens, and as :func:`place_experts` does.
     """
+    _check_has_slots(topk_ids)
     ranks = hosts if ranks is None else ranks
     num_experts = placement.experts.numel()
     _check_layout(num_experts, hosts, ranks)
-    places = placement.ids(topk_ids).cpu().long()
+    places = placement.ids(topk_ids).cpu().long().reshape(-1, topk_ids.shape[-1])
     sources = _sources(places.shape[0], ranks, tokens_per_rank) // (ranks // hosts)
     is_placed = _is_expert(places, num_experts)
     rank = torch.where(is_placed, places * ranks // num_experts, 0)
@@ -318,8 +340,10 @@ def hosts_needed(topk_ids: Tensor, placement: Placement, *, hosts: int) -> Tenso
         int64 [...].
 
     Raises:
-        ValueError: for hosts that do not divide the experts.
+        TypeError: for ids of another type, and hosts that are no whole number.
+        ValueError: for ids without slots, and hosts that do not divide the experts.
     """
+    _check_has_slots(topk_ids)
     num_experts = placement.experts.numel()
     _check_layout(num_experts, hosts, hosts)
     places = placement.ids(topk_ids).long()
@@ -334,6 +358,8 @@ def _sources(tokens: int, ranks: int, tokens_per_rank: Sequence[int] | None) -> 
     if tokens_per_rank is None:
         ends = [(rank + 1) * tokens // ranks for rank in range(ranks)]
         tokens_per_rank = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    for part in tokens_per_rank:
+        check_whole(tokens_per_rank=part)
     parts = torch.as_tensor(tokens_per_rank, dtype=torch.int64)
     if parts.shape != (ranks,) or bool((parts < 0).any()) or int(parts.sum()) != tokens:
         raise ValueError(
@@ -351,7 +377,22 @@ def _off_diagonal(square: Tensor) -> int:
     return int(square.sum() - square.diagonal().sum())
 
 
+def _check_ids(topk_ids: Tensor) -> None:
+    check_tensors(topk_ids=topk_ids)
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"topk_ids is {topk_ids.dtype}; it must be torch.int32 or torch.int64")
+
+
+def _check_has_slots(topk_ids: Tensor) -> None:
+    _check_ids(topk_ids)
+    if topk_ids.dim() < 1 or topk_ids.shape[-1] < 1:
+        raise ValueError(
+            f"topk_ids has shape {list(topk_ids.shape)}; it must be [..., K] with K from 1 on"
+        )
+
+
 def _check_counts(counts: Tensor, num_experts: int) -> None:
+    check_tensors(counts=counts)
     if counts.dtype != torch.int64 or list(counts.shape) != [num_experts, num_experts]:
         raise ValueError(
             f"co-activation counts are {counts.dtype} of shape {list(counts.shape)}; torch.int64 "
@@ -360,6 +401,7 @@ def _check_counts(counts: Tensor, num_experts: int) -> None:
 
 
 def _check_layout(num_experts: int, hosts: int, ranks: int) -> None:
+    check_whole(hosts=hosts, ranks=ranks)
     if hosts < 1 or ranks < 1 or ranks % hosts:
         raise ValueError(
             f"hosts is {hosts} of {ranks} ranks; a divisor of the number of ranks from 1 on is "

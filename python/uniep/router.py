@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import _fp32_linear
 from ._arguments import check_tensors
+from ._plain_values import check_bool, check_finite, check_whole
 from .capacity import (
     DropPolicy,
     check_factor,
@@ -101,7 +102,8 @@ class Router(nn.Module):
             :meth:`update_bias` or ``load.zero_()``.
 
     Raises:
-        TypeError: for a configuration that is no :class:`RouterConfig`.
+        TypeError: for a configuration that is no :class:`RouterConfig`, and what is of another
+            type than its fields and these are.
         ValueError: for a K or groups that E does not fit, and figures that are out of range.
 
     Warns:
@@ -126,6 +128,7 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
         config = RouterConfig() if config is None else config
+        check_whole(hidden=hidden)
         _check(config, num_experts, topk)
         if topk == 1 and config.normalize and num_experts > 1:
             _warn_of_constant_weights()
@@ -302,7 +305,14 @@ def _check(config: RouterConfig, num_experts: int, topk: int) -> None:
             f"the router's configuration is a {type(config).__name__}; it must be a "
             "uniep.RouterConfig"
         )
-    if config.score not in _SCORES:
+    check_bool(normalize=config.normalize, bias=config.bias, logit_bias=config.logit_bias)
+    check_finite(
+        scaling_factor=config.scaling_factor, aux_loss=config.aux_loss, z_loss=config.z_loss
+    )
+    check_whole(
+        num_experts=num_experts, topk=topk, n_group=config.n_group, topk_group=config.topk_group
+    )
+    if config.score not in tuple(_SCORES):
         raise ValueError(
             f"score is '{config.score}'; it must be 'softmax', 'sigmoid' or 'sqrtsoftplus'"
         )

@@ -20,6 +20,7 @@ from ._all_rows import tokens_of
 from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._forms import ExpertWeight
 from ._ops import ops
+from ._plain_values import check_number, check_whole
 from .hosts import to_all_hosts
 from .workspace import Workspace, check_is_workspace
 
@@ -177,13 +178,15 @@ def tune_calls(
         shared_probs: likewise.
 
     Raises:
-        TypeError: for a wrong dtype, and a workspace that is none.
+        TypeError: for a wrong dtype, and for what is of another type than these.
         ValueError: for a wrong shape, device or layout, a workspace for other tensors, and one
             with a row pool.
         uniep.Error: for options out of range, and where the library refuses or fails.
     """
     check_is_workspace(workspace)
     workspace.require_open()
+    check_number(budget=budget)
+    check_whole(candidates=candidates)
     for name, value in (("budget", budget), ("candidates", candidates)):
         if value == 0:  # of the C API: its default
             raise ValueError(f"{name} is 0; more is accepted, or none for the default")

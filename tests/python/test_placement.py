@@ -374,3 +374,52 @@ def test_what_is_accepted_is_said():
         placement.predict_traffic(
             torch.zeros(3, 1, dtype=torch.int64), placed, hosts=2, tokens_per_rank=[1, 1]
         )
+
+
+IDS = torch.tensor([[0, 1], [2, 3], [0, 3]])
+COUNTS = placement.coactivation(IDS, 4)
+SAME = Placement.identity(4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "act"),
+    [
+        (TypeError, "topk_ids is torch.float32", lambda: placement.coactivation(IDS.float(), 4)),
+        (TypeError, "topk_ids is torch.float32", lambda: SAME.ids(IDS.float())),
+        (TypeError, "topk_ids is a list", lambda: placement.coactivation(IDS.tolist(), 4)),
+        (TypeError, "counts is a list", lambda: placement.coactivation(IDS, 4, [[0] * 4] * 4)),
+        (TypeError, "num_experts is 4.0, a float", lambda: placement.coactivation(IDS, 4.0)),
+        (ValueError, "num_experts is -1; 1 or more", lambda: placement.coactivation(IDS, -1)),
+        (ValueError, r"shape \[3, 0\]", lambda: placement.coactivation(IDS[:, :0], 4)),
+        (TypeError, "recorded is a list", lambda: placement.place_experts([[0, 1]], hosts=2)),
+        (TypeError, "hosts is 2.0, a float", lambda: placement.place_experts(COUNTS, hosts=2.0)),
+        (
+            TypeError,
+            "slack is 'a', a str",
+            lambda: placement.place_experts(COUNTS, hosts=2, slack="a"),
+        ),
+        (
+            TypeError,
+            "hosts is 2.0, a float",
+            lambda: placement.predict_traffic(IDS, SAME, hosts=2.0),
+        ),
+        (
+            TypeError,
+            "tokens_per_rank is 1.5, a float",
+            lambda: placement.predict_traffic(IDS, SAME, hosts=2, tokens_per_rank=[1.5, 1.5]),
+        ),
+        (TypeError, "hosts is 2.0, a float", lambda: placement.hosts_needed(IDS, SAME, hosts=2.0)),
+        (ValueError, "num_experts is -1; 0 or more", lambda: Placement.identity(-1)),
+        (TypeError, "num_experts is 2.5, a float", lambda: Placement.identity(2.5)),
+    ],
+)
+def test_other_types_are_refused_in_a_sentence(kind, words, act):
+    with pytest.raises(kind, match=words):
+        act()
+
+
+def test_traffic_of_ids_of_any_shape():
+    ids = torch.randint(0, 4, (6, 5, 2), generator=torch.Generator().manual_seed(1))
+    found, wanted = (placement.predict_traffic(t, SAME, hosts=2) for t in (ids, ids.flatten(0, 1)))
+    assert torch.equal(found.tokens, wanted.tokens) and torch.equal(found.rows, wanted.rows)
+    assert torch.equal(found.rows_of_rank, wanted.rows_of_rank)

@@ -211,11 +211,38 @@ def test_ranks_update_the_bias_by_the_load_of_all():
         (RouterConfig(n_group=16, topk_group=4), 2, "n_group is 16"),
         (RouterConfig(n_group=4, topk_group=5), 2, "topk_group is 5"),
         (RouterConfig(n_group=8, topk_group=1), 4, "only 2 experts"),
+        (RouterConfig(scaling_factor=float("nan")), 2, "scaling_factor is nan; it must be finite"),
+        (RouterConfig(z_loss=float("inf")), 2, "z_loss is inf; it must be finite"),
+        (RouterConfig(aux_loss=float("-inf")), 2, "aux_loss is -inf; it must be finite"),
     ],
 )
 def test_refuses(config, topk, words):
     with pytest.raises(ValueError, match=words):
         Router(32, 16, topk, config)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *((name, "no") for name in ("normalize", "bias", "logit_bias")),
+        *((name, "0.1") for name in ("scaling_factor", "aux_loss", "z_loss", "capacity_factor")),
+        *((name, 2.0) for name in ("n_group", "topk_group")),
+        ("aux_loss", [0.1]),
+        ("scaling_factor", torch.ones(2)),
+    ],
+)
+def test_refuses_other_types(field, wrong):
+    with pytest.raises(TypeError, match=rf"^{field} is .*, a {type(wrong).__name__}; it must be"):
+        Router(32, 16, 2, RouterConfig(**{field: wrong}))
+
+
+def test_numbers_of_a_router_are_whole():
+    for numbers, name in (((32.0, 16, 2), "hidden"), ((32, 16.0, 2), "num"), ((32, 16, "2"), "to")):
+        with pytest.raises(TypeError, match=f"^{name}.*; it must be an int"):
+            Router(*numbers)
+    for score in (["softmax"], None):
+        with pytest.raises(ValueError, match="score is "):
+            Router(32, 16, 2, RouterConfig(score))
 
 
 def test_computes_in_fp32_under_autocast():

@@ -67,6 +67,16 @@ def test_takes_weights_of_several_tensors():
             assert found.rejected == 0 and found.rounds > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("budget", "1"), ("budget", None), ("candidates", 1.5)]
+)
+def test_refuses_what_is_no_number(name, wrong):
+    case = make_case()
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    with workspace(case) as own, pytest.raises(TypeError, match=f"^{name} is .*; it must be a"):
+        uniep.tune_calls(*tensors, workspace=own, **{name: wrong})
+
+
 def test_keeps_nothing_if_told_so(tmp_path, monkeypatch):
     cache = tmp_path / "tuned.json"
     monkeypatch.setenv("UNIEP_TUNE_CACHE", str(cache))
