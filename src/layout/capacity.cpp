@@ -16,7 +16,8 @@ std::int64_t most_padding(const Problem& p, int num_ranks) {
 std::int64_t rows_of_any_routing(const Problem& p, int num_ranks) {
   validate(p, num_ranks);
   // The same expert may be named twice by a token, so K bounds a token's copies, not min(K, El).
-  return (std::int64_t{num_ranks} * p.topk + p.shared_experts) * p.max_tokens + most_padding(p, num_ranks);
+  return (std::int64_t{num_ranks} * p.topk + p.shared_experts) * p.max_tokens +
+         most_padding(p, num_ranks);
 }
 
 std::int64_t capacity_rows(const Problem& p, int num_ranks) {
