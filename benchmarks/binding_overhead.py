@@ -86,7 +86,8 @@ class Layer:
         )
         self.backward_call = BackwardCall(
             tokens=self.workspace.max_tokens,
-            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", "backward_memory", *saved]),
+            **addresses(["dy", "w1", "w2", "dx", "dprobs", "dw1", "dw2", "backward_memory"]),
+            **addresses(saved),
         )
 
     def _stream(self) -> int | None:
