@@ -1,7 +1,6 @@
 #include "layer/arguments.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "base/check.h"
 #include "layer/expert_places.h"
@@ -141,6 +140,34 @@ void note_weights(const Args& args, MemoryOfCall& memory) {
   memory.reads("shared_w2", args.shared_w2);
 }
 
+void note(const ForwardArgs& args, MemoryOfCall& memory) {
+  note_weights(args, memory);
+  memory.writes("out", args.out);
+}
+
+void note(const BackwardDataArgs& args, MemoryOfCall& memory) {
+  note_weights(args, memory);
+  memory.writes("dx", args.dx);
+  memory.writes("dprobs", args.dprobs);
+  memory.writes("dshared_probs", args.dshared_probs);
+}
+
+void note(const BackwardWeightsArgs& args, MemoryOfCall& memory) {
+  memory.writes("dw1", args.dw1);
+  memory.writes("dw2", args.dw2);
+  memory.writes("db1", args.db1);
+  memory.writes("db2", args.db2);
+  memory.writes("dshared_w1", args.dshared_w1);
+  memory.writes("dshared_w2", args.dshared_w2);
+}
+
+template <class... Args>
+void require_apart(const Args&... args) {
+  MemoryOfCall memory;
+  (note(args, memory), ...);
+  memory.require_apart();
+}
+
 }  // namespace
 
 void check_topk_ids(const Problem& problem, std::span<const std::int32_t> topk_ids) {
@@ -167,10 +194,7 @@ void check_forward(const Problem& problem, const Communicator& communicator,
           " elements, and problem.shared_gate is false; 0 elements are accepted");
   check_shared(n, args, "shared_probs", args.shared_probs);
   check_tensor("out", args.out, n.results, n.results_shape);
-  MemoryOfCall memory;
-  note_weights(args, memory);
-  memory.writes("out", args.out);
-  memory.require_apart();
+  require_apart(args);
 }
 
 namespace {
@@ -181,29 +205,6 @@ void check_saved(const Problem& problem, const Communicator& communicator, const
           "saved is empty; what forward returned is accepted");
   check_plan(problem, communicator, saved.plan());
   validate(schedule, problem);
-}
-
-void note(const BackwardDataArgs& args, MemoryOfCall& memory) {
-  note_weights(args, memory);
-  memory.writes("dx", args.dx);
-  memory.writes("dprobs", args.dprobs);
-  memory.writes("dshared_probs", args.dshared_probs);
-}
-
-void note(const BackwardWeightsArgs& args, MemoryOfCall& memory) {
-  memory.writes("dw1", args.dw1);
-  memory.writes("dw2", args.dw2);
-  memory.writes("db1", args.db1);
-  memory.writes("db2", args.db2);
-  memory.writes("dshared_w1", args.dshared_w1);
-  memory.writes("dshared_w2", args.dshared_w2);
-}
-
-template <class... Args>
-void require_apart(const Args&... args) {
-  MemoryOfCall memory;
-  (note(args, memory), ...);
-  memory.require_apart();
 }
 
 void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
@@ -245,10 +246,8 @@ namespace {
 
 /// Weight gradients of shared experts read tokens where they lie, when dx may be written already.
 void check_apart(const char* name, std::span<const bf16> tokens, std::span<const bf16> dx) {
-  const bf16* const tokens_end = tokens.data() + tokens.size();
-  const bf16* const dx_end = dx.data() + dx.size();
-  const bool apart = tokens.empty() || dx.empty() || std::less_equal<>()(tokens_end, dx.data()) ||
-                     std::less_equal<>()(dx_end, tokens.data());
+  const bool apart =
+      tokens.empty() || dx.empty() || are_apart(std::as_bytes(tokens), std::as_bytes(dx));
   require(apart, ErrorCode::kInvalidArgument, "dx shares memory with ", name,
           ", which shared experts read until the end of a backward pass; memory of its own is "
           "accepted");

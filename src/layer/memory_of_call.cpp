@@ -6,14 +6,11 @@
 #include "layer/expert_places.h"
 
 namespace uniep {
-namespace {
 
 bool are_apart(std::span<const std::byte> a, std::span<const std::byte> b) {
   const auto ends_before = std::less_equal<const std::byte*>();
   return ends_before(a.data() + a.size(), b.data()) || ends_before(b.data() + b.size(), a.data());
 }
-
-}  // namespace
 
 void MemoryOfCall::writes(const char* name, const WeightGrad& grad) {
   with_matrices(grad, [&](const auto& matrices) {

@@ -8,6 +8,9 @@
 
 namespace uniep {
 
+/// Whether these share no byte.
+bool are_apart(std::span<const std::byte> a, std::span<const std::byte> b);
+
 /// Where the tensors of a call lie: weights that it reads, and all that it writes. Of tensors for
 /// each expert, which may be many, it knows nothing.
 class MemoryOfCall {
