@@ -138,7 +138,7 @@ def _in_pages(
     tokens: int,
     max_tokens: int | None,
 ) -> Workspace:
-    """Likewise, of those with this row pool."""
+    """As :func:`shared_workspace`, of those with this row pool."""
     kept = (kind.hidden, kind.intermediate, kind.save, kind.recompute_h, kind.activation)
     pool = shared_pool(row_pool, group, device, *kept)
     return _shared(group, device, kind, tokens, max_tokens, pool)
