@@ -49,6 +49,7 @@ struct Schedule {
   int token_block = 32;
   int push_depth = 64;
   WgradPlacement wgrad = WgradPlacement::kInterleaved;
+  int wgrad_run = 1;
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };

@@ -136,23 +136,31 @@ void Engine::drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, i
   for (;;) {
     const std::int64_t i = queue.next.fetch_add(1, std::memory_order_relaxed);
     if (i >= size) return;
-    group_.failure().check();
-    const Task task = queue_task(ctx.view, queue.view, i);
-    TimelineEvent event{.pass = ctx.view.pass,
-                        .stage = task.stage,
-                        .worker = worker.index,
-                        .processor = worker.index,
-                        .launch = launch,
-                        .expert = task.expert < 0 ? -1 : ctx.view.global_expert(task.expert),
-                        .tile = task.tile};
-    execute(ctx, task, worker, event);
-    StageStats& stats = worker.stats[static_cast<std::size_t>(task.stage)];
-    ++stats.tasks;
-    stats.wait_s += static_cast<double>(event.ready_ns - event.begin_ns) * 1e-9;
-    stats.link_s += static_cast<double>(event.link_ns) * 1e-9;
-    stats.busy_s += static_cast<double>(event.end_ns - event.ready_ns - event.link_ns) * 1e-9;
-    if (record) worker.events.push_back(event);
+    const Draw draw = queue_draw(ctx.view, queue.view, i);
+    for (std::uint32_t t = 0; t < draw.count; ++t) {
+      group_.failure().check();
+      const TimelineEvent event = run_task(ctx, draw.task(ctx.view, t), worker, launch);
+      if (record) worker.events.push_back(event);
+    }
   }
+}
+
+TimelineEvent Engine::run_task(const PassContext& ctx, const Task& task, Worker& worker,
+                               int launch) {
+  TimelineEvent event{.pass = ctx.view.pass,
+                      .stage = task.stage,
+                      .worker = worker.index,
+                      .processor = worker.index,
+                      .launch = launch,
+                      .expert = task.expert < 0 ? -1 : ctx.view.global_expert(task.expert),
+                      .tile = task.tile};
+  execute(ctx, task, worker, event);
+  StageStats& stats = worker.stats[static_cast<std::size_t>(task.stage)];
+  ++stats.tasks;
+  stats.wait_s += static_cast<double>(event.ready_ns - event.begin_ns) * 1e-9;
+  stats.link_s += static_cast<double>(event.link_ns) * 1e-9;
+  stats.busy_s += static_cast<double>(event.end_ns - event.ready_ns - event.link_ns) * 1e-9;
+  return event;
 }
 
 void Engine::execute(const PassContext& ctx, const Task& task, Worker& worker,

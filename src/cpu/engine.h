@@ -55,6 +55,7 @@ class Engine {
   void publish(const PassView& view);
   void run_launch(const PassContext& ctx, int launch, int workers, bool record);
   void drain(const PassContext& ctx, SharedQueue& queue, Worker& worker, int launch, bool record);
+  TimelineEvent run_task(const PassContext& ctx, const Task& task, Worker& worker, int launch);
   void execute(const PassContext& ctx, const Task& task, Worker& worker, TimelineEvent& event);
   void wait_for_inputs(const PassContext& ctx, const Task& task, Worker& worker);
   void wait_for(const Wait& wait, const Task& task);

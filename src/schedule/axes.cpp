@@ -200,6 +200,12 @@ const std::vector<Axis>& make_axes() {
           "weight gradients: launches of their own; ahead of reduce in the last launch; as filler "
           "behind each expert's dfc1",
           kInBackward),
+      number<&Schedule::wgrad_run>(
+          "wgrad_run", {0, 64}, Neutral(1), {{1, 4}, {0, 1, 2, 8}},
+          "tiles of a weight gradient that a worker draws at a time, where an expert has up to 64 "
+          "rows; half as many with up to 128, a third with up to 192, and so on, at least one; "
+          "0: 4, or fewer where experts have few tiles",
+          kInBackward),
   };
   return kAxes;
 }

@@ -27,6 +27,12 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
     s.pull_tokens = share_of(problem.max_tokens, 1024, dispatch_alone ? 2 : 8);
   }
   if (s.token_block == 0) s.token_block = share_of(problem.max_tokens, 128, 32);
+  if (s.wgrad_run == 0) {
+    const std::int64_t tiles = problem.num_experts *
+                               ceil_div<std::int64_t>(problem.hidden, s.tile_m) *
+                               ceil_div<std::int64_t>(problem.intermediate, s.tile_n);
+    s.wgrad_run = static_cast<int>(std::clamp<std::int64_t>(tiles / 256, 1, 4));
+  }
   return s;
 }
 

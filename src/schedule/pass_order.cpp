@@ -195,7 +195,7 @@ void PassOrder::count_slots() {
 Queue::Queue(const PassView& view, const TrackList& tracks) : begin_{0} {
   for_each_block(view, tracks, [&](const QueueBlock& b) {
     blocks_.push_back(b);
-    begin_.push_back(begin_.back() + block_tasks(view, b));
+    begin_.push_back(begin_.back() + block_draws(view, b));
   });
 }
 

@@ -15,6 +15,15 @@ struct Task {
   std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
 };
 
+/// Tiles of a weight gradient that a worker draws at a time. Over few rows a tile is done before
+/// the next draw would be.
+inline UNIEP_HD std::uint32_t tiles_of_draw(const PassView& v, int expert) {
+  constexpr std::int64_t kStepRows = 64;
+  const std::int64_t steps =
+      max_of<std::int64_t>(ceil_div<std::int64_t>(v.tokens_per_expert[expert], kStepRows), 1);
+  return static_cast<std::uint32_t>(max_of<std::int64_t>(v.schedule.wgrad_run / steps, 1));
+}
+
 /// A block as a queue's table lists it.
 struct QueueBlock {
   Stage stage = Stage::kDispatch;
@@ -31,6 +40,7 @@ struct BlockGrid {
   std::uint32_t rows = 0;  // tiles; dispatch: pulls; reduce: token blocks
   std::uint32_t cols = 1;
   std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
+  std::uint32_t run = 1;   // tasks that are drawn at a time
 };
 
 /// Tokens or rows [begin, end) of HostTables: sent_tokens or returned.
@@ -83,7 +93,8 @@ inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
     case TileGrid::kWeightTiles:
       return {.expert = v.expert_order[b.block],
               .rows = ceil_div(count(stage.rows), count(v.schedule.tile_m)),
-              .cols = stage.column_tiles};
+              .cols = stage.column_tiles,
+              .run = tiles_of_draw(v, v.expert_order[b.block])};
     case TileGrid::kTokenBlocks:
       return {.rows = count(v.reduced[b.block].count), .first = v.reduced[b.block].first};
     case TileGrid::kCrossings:
@@ -131,13 +142,22 @@ inline UNIEP_HD Task host_task(const PassView& v, Stage stage, const BlockGrid& 
   return task;
 }
 
-/// Tasks in a block.
-inline UNIEP_HD std::int64_t block_tasks(const PassView& v, QueueBlock b) {
-  const BlockGrid grid = block_grid(v, b);
-  if (v.stage(b.stage).grid == TileGrid::kPulls) {
+/// Tasks in a block that has this grid.
+inline UNIEP_HD std::uint32_t grid_tasks(const PassView& v, Stage stage, const BlockGrid& grid) {
+  if (v.stage(stage).grid == TileGrid::kPulls) {
     return ceil_div(grid.rows, static_cast<std::uint32_t>(v.schedule.pull_tokens));
   }
-  return std::int64_t{grid.rows} * grid.cols;
+  return grid.rows * grid.cols;
+}
+
+inline UNIEP_HD std::uint32_t block_tasks(const PassView& v, QueueBlock b) {
+  return grid_tasks(v, b.stage, block_grid(v, b));
+}
+
+/// In how many draws a block is taken from its queue.
+inline UNIEP_HD std::int64_t block_draws(const PassView& v, QueueBlock b) {
+  const BlockGrid grid = block_grid(v, b);
+  return ceil_div(grid_tasks(v, b.stage, grid), grid.run);
 }
 
 /// A tile's place in a grid of tiles.
@@ -207,6 +227,26 @@ inline UNIEP_HD Task block_task(const PassView& v, const QueueBlock& block, std:
   return block_task(v, block.stage, block_grid(v, block), static_cast<std::uint32_t>(index));
 }
 
+/// What a worker takes from a queue at a time: neighbouring tasks of a block, most often one.
+struct Draw {
+  Stage stage = Stage::kDispatch;
+  BlockGrid grid{};
+  std::uint32_t first = 0;  // among the block's tasks
+  std::uint32_t count = 0;
+
+  UNIEP_HD Task task(const PassView& v, std::uint32_t i) const {
+    return block_task(v, stage, grid, first + i);
+  }
+};
+
+/// Draw number `index` of a block that has this grid.
+inline UNIEP_HD Draw block_draw(const PassView& v, Stage stage, const BlockGrid& grid,
+                                std::uint32_t index) {
+  const std::uint32_t first = index * grid.run;
+  return {stage, grid, first,
+          grid.run == 1 ? 1 : min_of(grid.run, grid_tasks(v, stage, grid) - first)};
+}
+
 /// Block number `i` of a track.
 inline UNIEP_HD QueueBlock queue_block(const PassView& v, const TrackList& queue, int track,
                                        int i) {
@@ -246,8 +286,8 @@ inline UNIEP_HD int queue_position(const TrackList& queue, int track, int i) {
   return before;
 }
 
-/// A queue of tasks as a table of its blocks and the number of tasks before each, as if none were
-/// mixed: task i of the queue is found by binary search, with no list of tasks.
+/// A queue of tasks as a table of its blocks and the number of draws before each, as if none were
+/// mixed: draw i of the queue is found by binary search, with no list of tasks.
 struct QueueView {
   const QueueBlock* blocks = nullptr;
   const std::int64_t* begin = nullptr;  // [count + 1], ascending
@@ -271,19 +311,30 @@ struct QueueView {
   }
 };
 
-/// Task `index` of a queue, given the block of the table that would hold it if none were mixed.
-inline UNIEP_HD Task task_at(const PassView& v, const QueueView& q, int entry, std::int64_t index) {
+/// Draw `index` of a queue, given the block of the table that would hold it if none were mixed.
+inline UNIEP_HD Draw draw_at(const PassView& v, const QueueView& q, int entry, std::int64_t index) {
   const MixedBlocks mix = q.blocks[entry].mix;
   const auto begin = [&](int i) { return q.begin[i]; };
   const std::int64_t at = mix.listed_index(begin, entry, index, v.schedule.mix_run);
   entry = mix.first_of(entry);
   while (q.begin[entry + 1] <= at) ++entry;
-  return block_task(v, q.blocks[entry], at - q.begin[entry]);
+  const QueueBlock& block = q.blocks[entry];
+  return block_draw(v, block.stage, block_grid(v, block),
+                    static_cast<std::uint32_t>(at - q.begin[entry]));
 }
 
-/// Task `index` of the queue, 0 <= index < size().
-inline UNIEP_HD Task queue_task(const PassView& v, const QueueView& q, std::int64_t index) {
-  return task_at(v, q, q.find(index), index);
+/// Draw `index` of the queue, 0 <= index < size().
+inline UNIEP_HD Draw queue_draw(const PassView& v, const QueueView& q, std::int64_t index) {
+  return draw_at(v, q, q.find(index), index);
+}
+
+/// Calls f(Task) for every task of the queue, in order.
+template <class F>
+UNIEP_HD void for_each_task(const PassView& v, const QueueView& q, F&& f) {
+  for (std::int64_t i = 0; i < q.size(); ++i) {
+    const Draw draw = queue_draw(v, q, i);
+    for (std::uint32_t t = 0; t < draw.count; ++t) f(draw.task(v, t));
+  }
 }
 
 }  // namespace uniep

@@ -114,6 +114,7 @@ Schedule default_schedule(Backend backend) {
   s.mix_run = 16;
   s.ready_rows = 128;
   s.token_block = 0;
+  s.wgrad_run = 0;
   return s;
 }
 

@@ -100,6 +100,7 @@ Schedule Space::canonical(const Schedule& schedule) const {
   }
   leave_open(s, "pull_tokens");
   leave_open(s, "token_block");
+  leave_open(s, "wgrad_run");
   return s;
 }
 

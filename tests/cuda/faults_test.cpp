@@ -137,9 +137,7 @@ class AllTasks {
       for (int i = 0; i < uniep::num_launches(v); ++i) {
         for (const TrackList& tracks : {launch_at(v, i).comm, launch_at(v, i).main}) {
           const Queue queue(v, tracks);
-          for (std::int64_t t = 0; t < queue.view().size(); ++t) {
-            f(v, queue_task(v, queue.view(), t));
-          }
+          for_each_task(v, queue.view(), [&](const Task& task) { f(v, task); });
         }
       }
     }

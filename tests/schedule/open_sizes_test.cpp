@@ -47,6 +47,22 @@ TEST(OpenSizes, PullsAreSmallWhereAllWorkersDispatch) {
   }
 }
 
+TEST(OpenSizes, TilesAreDrawnOneByOneWhereThereAreFew) {
+  // Tiles of 128 x 256 of all dw2.
+  const auto run = [](int experts, std::int64_t hidden, std::int64_t intermediate, int given = 0) {
+    return with_sizes({.tile_m = 128, .tile_n = 256, .wgrad_run = given},
+                      {.hidden = hidden, .intermediate = intermediate, .num_experts = experts})
+        .wgrad_run;
+  };
+  EXPECT_EQ(run(128, 2048, 768), 4) << "6144";
+  EXPECT_EQ(run(64, 1024, 512), 4) << "1024";
+  EXPECT_EQ(run(64, 1024, 257), 4) << "as many, though not all are whole";
+  EXPECT_EQ(run(64, 1016, 256), 2) << "512";
+  EXPECT_EQ(run(63, 1024, 256), 1) << "504";
+  EXPECT_EQ(run(1, 64, 64), 1);
+  EXPECT_EQ(run(1, 64, 64, 8), 8) << "given";
+}
+
 TEST(OpenSizes, LeaveGivenOnesAndAllElseAlone) {
   EXPECT_EQ(sized(64, 8, 32), (Schedule{.pull_tokens = 8, .token_block = 32}));
   EXPECT_EQ(sized(64, 8, 0), (Schedule{.pull_tokens = 8, .token_block = 1}));

@@ -483,6 +483,51 @@ TEST(Launches, APartHasItsStagesInTheOrderOfTheWhole) {
   }
 }
 
+/// How many tasks each draw of the weight gradients has, in a pass of 2 experts with `rows` rows.
+std::vector<std::uint32_t> draws_of_weights(std::int64_t rows, int wgrad_run) {
+  const RandomPass p =
+      even_experts(Pass::kBackward, 2, rows, 192, 192,
+                   cat("single,wgrad=separate,tile_m=64,tile_n=64,wgrad_run=", wgrad_run));
+  const PassView& v = p.view(0);
+  std::vector<std::uint32_t> counts;
+  for (int i = 0; i < num_launches(v); ++i) {
+    const Queue queue(v, launch_at(v, i).main);
+    for (std::int64_t d = 0; d < queue.view().size(); ++d) {
+      const Draw draw = queue_draw(v, queue.view(), d);
+      if (v.stage(draw.stage).grid == TileGrid::kWeightTiles) {
+        counts.push_back(draw.count);
+      } else {
+        EXPECT_EQ(draw.count, 1u) << name(draw.stage);
+      }
+    }
+  }
+  return counts;
+}
+
+TEST(Queue, WeightTilesOfFewRowsAreDrawnInRuns) {
+  // wgrad2 has 3 x 3 tiles an expert, wgrad1 6 x 3.
+  const auto draws = [](std::vector<std::uint32_t> of_wgrad2,
+                        std::vector<std::uint32_t> of_wgrad1) {
+    std::vector<std::uint32_t> all;
+    for (const auto* stage : {&of_wgrad2, &of_wgrad1}) {
+      for (int expert = 0; expert < 2; ++expert)
+        all.insert(all.end(), stage->begin(), stage->end());
+    }
+    return all;
+  };
+  const auto twos = draws({2, 2, 2, 2, 1}, std::vector<std::uint32_t>(9, 2));
+  const auto ones = std::vector<std::uint32_t>(2 * (9 + 18), 1);
+  for (const std::int64_t rows : {0, 1, 64}) {
+    EXPECT_EQ(draws_of_weights(rows, 4), draws({4, 4, 1}, {4, 4, 4, 4, 2})) << rows;
+  }
+  EXPECT_EQ(draws_of_weights(65, 4), twos);
+  EXPECT_EQ(draws_of_weights(128, 4), twos);
+  EXPECT_EQ(draws_of_weights(129, 4), ones);
+  EXPECT_EQ(draws_of_weights(129, 6), twos);
+  EXPECT_EQ(draws_of_weights(1, 1), ones);
+  EXPECT_EQ(draws_of_weights(1, 64), draws({9}, {18}));
+}
+
 TEST(Queue, RasterIsTheDirectionOfTheWalk) {
   const auto first_block = [](const char* schedule) {
     const RandomPass p = three_experts(Pass::kForward, schedule);

@@ -77,8 +77,7 @@ class Ranks {
     const Launch tracks = launch_at(v, launch);
     for (const TrackList* list : {&tracks.comm, &tracks.main}) {
       const Queue queue(v, *list);
-      const QueueView all = queue.view();
-      for (std::int64_t i = 0; i < all.size(); ++i) left_[rank].push_back(queue_task(v, all, i));
+      for_each_task(v, queue.view(), [&](const Task& task) { left_[rank].push_back(task); });
     }
     if (left_[rank].empty()) begin(rank, launch + 1);
   }

@@ -233,7 +233,7 @@ TEST(ScheduleAxes, EachChangesThePrintedLineAndTheScheduleAndNoOther) {
 TEST(ScheduleAxes, ReachEveryField) {
   const auto [launch, waves, workers, dispatch_workers, dispatch_join, pull_tokens, dispatch_wire,
               tile_m, tile_n, expert_order, rotate, raster, band, lag, lag_tiles, head_start,
-              mix_run, ready_rows, token_block, push_depth, wgrad] = Schedule{};
+              mix_run, ready_rows, token_block, push_depth, wgrad, wgrad_run] = Schedule{};
   const int fields[] = {static_cast<int>(launch),
                         waves,
                         workers,
@@ -254,7 +254,8 @@ TEST(ScheduleAxes, ReachEveryField) {
                         ready_rows,
                         token_block,
                         push_depth,
-                        static_cast<int>(wgrad)};
+                        static_cast<int>(wgrad),
+                        wgrad_run};
   ASSERT_EQ(schedule_axes().size(), std::size(fields));
   for (std::size_t i = 0; i < std::size(fields); ++i) {
     EXPECT_EQ(axis_value(Schedule{}, i), fields[i]) << schedule_axes()[i].name;

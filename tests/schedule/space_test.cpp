@@ -174,6 +174,14 @@ TEST(Space, SizesThatAreWhatTheyWouldBeAreLeftOpen) {
   EXPECT_EQ(canonical("pull_tokens=1").pull_tokens, 1) << "0 is not to be tried";
 }
 
+TEST(Space, ARunOfWeightTilesIsLeftOpenWhereItIsWhatItWouldBe) {
+  const Space space(kProblem, Pass::kBackward, kGpu);  // few tiles, one at a time
+  const Schedule open = space.canonical(default_schedule(Backend::kCuda));
+  EXPECT_EQ(open.wgrad_run, 0);
+  EXPECT_EQ(space.canonical(parse_schedule("wgrad_run=1", open)), open);
+  EXPECT_EQ(space.canonical(parse_schedule("wgrad_run=8", open)).wgrad_run, 8);
+}
+
 TEST(Space, RefusesWhatItDoesNotKnow) {
   Space space(kProblem, Pass::kForward, kCpu);
   expect_invalid("the space has no axis 'tile_k'; uniep info lists them",

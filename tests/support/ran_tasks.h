@@ -22,11 +22,10 @@ inline std::vector<Ran> tasks_of(const PassView& v, std::int64_t first_expert) {
     const Launch launch = launch_at(v, i);
     for (const TrackList& tracks : {launch.comm, launch.main}) {
       const Queue queue(v, tracks);
-      for (std::int64_t at = 0; at < queue.view().size(); ++at) {
-        const Task t = queue_task(v, queue.view(), at);
+      for_each_task(v, queue.view(), [&](const Task& t) {
         const std::int64_t expert = t.expert < 0 ? -1 : first_expert + t.expert;
         tasks.emplace_back(t.stage, expert, t.tile, launch_number(v, i));
-      }
+      });
     }
   }
   std::ranges::sort(tasks);

@@ -352,8 +352,10 @@ TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
       std::int64_t tasks = 0;
       for (int i = 0; i < num_launches(p.view(r)); ++i) {
         const Launch launch = launch_at(p.view(r), i);
-        tasks += Queue(p.view(r), launch.comm).view().size();
-        tasks += Queue(p.view(r), launch.main).view().size();
+        for (const TrackList* tracks : {&launch.comm, &launch.main}) {
+          const Queue queue(p.view(r), *tracks);
+          for_each_task(p.view(r), queue.view(), [&](const Task&) { ++tasks; });
+        }
       }
       std::int64_t ran = 0;
       double busy = 0;

@@ -169,10 +169,15 @@ class DispatchWarp {
     }
   }
 
+  /// Pulls are drawn a task at a time.
+  __device__ __forceinline__ Task task_at(std::int64_t draw) const {
+    return queue_draw(ctx_.view, queues_.comm, draw).task(ctx_.view, 0);
+  }
+
   __device__ __forceinline__ Batch read_batch() {
     Batch batch;
     if (next_task_ >= queues_.comm.size()) return batch;
-    const Task task = queue_task(ctx_.view, queues_.comm, next_task_);
+    const Task task = task_at(next_task_);
     const auto left = static_cast<int>(task.n) - next_pull_;
     const int pulls = min_of(left, 32);
     batch.stage = kKinds.refetches ? task.stage : Stage::kDispatch;
@@ -261,7 +266,7 @@ class DispatchWarp {
     unsignalled_ = no_rows(current_);
     int ready = 1;
     if (lane_ == 0) {
-      const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
+      const Task task = task_at(current_.task);
       for_each_counter<kWaitsOf<Stage::kExpand>>([&](CounterKind kind) {
         for (int expert = roomy_ + 1; expert <= current_.expert; ++expert) {
           for_each_release_wait(ctx_.view, kind, expert,
@@ -354,8 +359,7 @@ class DispatchWarp {
     for (; lane_ == 0 && unseen != 0; unseen &= unseen - 1) {
       const int source = __ffs(static_cast<int>(unseen)) - 1;
       for_each_counter<kWaitsOf<Stage::kDispatch>>([&](CounterKind kind) {
-        ready &= wait_for(ctx_, queue_task(ctx_.view, queues_.comm, batch.task),
-                          source_wait(ctx_.view, kind, source));
+        ready &= wait_for(ctx_, task_at(batch.task), source_wait(ctx_.view, kind, source));
       });
     }
     __syncwarp();
@@ -487,7 +491,7 @@ class DispatchWarp {
   __device__ __forceinline__ void begin_batch() {
     if (current_.pulls == 0 || lane_ != 0) return;
     trace_.note([&](TraceRecord& r) {
-      const Task task = queue_task(ctx_.view, queues_.comm, current_.task);
+      const Task task = task_at(current_.task);
       r.stage = task.stage;
       r.expert = task.expert;
       r.tile = task.tile;

@@ -19,7 +19,7 @@
 //   barrier
 //   pulls    a running sum of these gives every tile's place among the pulls
 //   barrier
-//   begins   a CTA per queue sums the tasks before each of its blocks
+//   begins   a CTA per queue sums the draws before each of its blocks
 //
 // Pulls need no sort: those that a tile is the first to need stand in canonical order (source,
 // token) as its rows do, since all of them are of one expert.
@@ -68,7 +68,7 @@ class OrderRoutine {
     if (!has_queues) return;
     grid_wait(arrivals_ + 2);
     reset(1);
-    for_each_queue([&](int q) { sum_tasks(q); });
+    for_each_queue([&](int q) { sum_draws(q); });
   }
 
  private:
@@ -384,7 +384,7 @@ class OrderRoutine {
     __syncthreads();  // the tracks are used
   }
 
-  __device__ void sum_tasks(int q) const {
+  __device__ void sum_draws(int q) const {
     const QueueBlock* blocks = o_.blocks_of(q);
     std::int64_t* begin = o_.begin_of(q);
     const int count = o_.queue_size(q);
@@ -393,9 +393,9 @@ class OrderRoutine {
       const int i = first + static_cast<int>(threadIdx.x);
       // There are none then, not even those that do not depend on the plan's rows.
       const bool any = i < count && ok_;
-      const std::int64_t tasks = any ? block_tasks(v_, blocks[i]) : 0;
+      const std::int64_t draws = any ? block_draws(v_, blocks[i]) : 0;
       std::int64_t total;
-      const std::int64_t at = before + sum_before(tasks, &total);
+      const std::int64_t at = before + sum_before(draws, &total);
       if (i < count) begin[i] = at;
       before += total;
     }

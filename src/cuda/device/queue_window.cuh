@@ -5,17 +5,27 @@
 
 namespace uniep::cuda {
 
+/// What is left of a draw: in shared memory, since some kernels have no registers for it.
+struct DrawAtHand {
+  int lane;            // of the window, which has the draw's block
+  std::uint32_t next;  // task of the block
+  std::uint32_t left;  // tasks
+};
+
 /// The part of a queue's table at which the scheduler stands, a block and its grid a lane: finding
-/// tasks one after another takes no reads of memory until the part has been walked through.
+/// draws one after another takes no reads of memory until the part has been walked through.
 class QueueWindow {
  public:
-  __device__ __forceinline__ QueueWindow(const PassView& view, const QueueView& queue)
-      : view_(view), queue_(queue), lane_(static_cast<int>(threadIdx.x) % 32) {
+  __device__ __forceinline__ QueueWindow(const PassView& view, const QueueView& queue,
+                                         DrawAtHand& at_hand)
+      : view_(view), queue_(queue), at_hand_(at_hand), lane_(static_cast<int>(threadIdx.x) % 32) {
     read(0);
+    keep({});
   }
 
-  /// What `queue_task` returns. By all lanes, of the same index, which is never less than the last.
-  __device__ __forceinline__ Task task(std::uint32_t index) {
+  /// Stands at what `queue_draw` returns. By all lanes, of the same index, which is never less than
+  /// the last.
+  __device__ __forceinline__ void draw(std::uint32_t index) {
     int entry = lane_of(index);
     // Those that it is mixed with stand on either side, and the end of the last counts too.
     static_assert(2 * kMostMixedBlocks <= 32, "no place in the window would do");
@@ -29,10 +39,22 @@ class QueueWindow {
     const auto at =
         static_cast<std::uint32_t>(mix.listed_index(begin, entry, index, view_.schedule.mix_run));
     const int found = lane_of(at);
-    const BlockGrid grid{of_lane(grid_.expert, found), of_lane(grid_.rows, found),
-                         of_lane(grid_.cols, found), of_lane(grid_.first, found)};
-    return block_task(view_, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), found)),
-                      grid, at - of_lane(begin_, found));
+    const std::uint32_t run = of_lane(run_, found);
+    const std::uint32_t next = (at - of_lane(begin_, found)) * run;
+    keep({found, next, run == 1 ? 1 : min_of(run, of_lane(rows_ * cols_, found) - next)});
+  }
+
+  /// Tasks of the draw that have not been taken.
+  __device__ __forceinline__ std::uint32_t left() const { return at_hand_.left; }
+
+  /// Takes one. By all lanes.
+  __device__ __forceinline__ Task take() {
+    const DrawAtHand at = at_hand_;
+    keep({at.lane, at.next + 1, at.left - 1});
+    const BlockGrid grid{of_lane(expert_, at.lane), of_lane(rows_, at.lane),
+                         of_lane(cols_, at.lane), of_lane(first_task_, at.lane)};
+    return block_task(view_, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), at.lane)),
+                      grid, at.next);
   }
 
  private:
@@ -46,22 +68,36 @@ class QueueWindow {
     return __shfl_sync(kWholeWarp, value, lane);
   }
 
+  __device__ __forceinline__ void keep(const DrawAtHand& at) const {
+    __syncwarp();  // all lanes have read what was there
+    if (lane_ == 0) at_hand_ = at;
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void read(int first) {
     first_ = first;
     const int i = first + lane_;
     begin_ = i <= queue_.count ? static_cast<std::uint32_t>(queue_.begin[i]) : UINT32_MAX;
     if (i >= queue_.count) return;
     block_ = queue_.blocks[i];
-    grid_ = block_grid(view_, block_);
+    const BlockGrid grid = block_grid(view_, block_);
+    expert_ = grid.expert;
+    rows_ = grid.rows;
+    cols_ = grid.cols;
+    first_task_ = static_cast<std::uint32_t>(grid.first);
+    run_ = grid.run;
   }
 
   const PassView& view_;
   const QueueView& queue_;
+  DrawAtHand& at_hand_;
   const int lane_;
   int first_ = 0;            // block of lane 0
   std::uint32_t begin_ = 0;  // of this lane's block; a ticket has no more bits either
   QueueBlock block_{};
-  BlockGrid grid_{};
+  // Its BlockGrid, in fewer registers: no rank has 2^32 tiles or pulls.
+  int expert_ = -1;
+  std::uint32_t rows_ = 0, cols_ = 1, first_task_ = 0, run_ = 1;
 };
 
 }  // namespace uniep::cuda

@@ -13,16 +13,16 @@
 
 namespace uniep::tune {
 
-/// A queue as workers empty it, task by task.
+/// A queue as workers empty it, draw by draw.
 class DrawnQueue {
  public:
   DrawnQueue(const PassView& view, const TrackList& tracks) : queue_(view, tracks) {}
 
   bool empty() const { return next_ == queue_.view().size(); }
-  Task draw(const PassView& v) {
+  Draw draw(const PassView& v) {
     const QueueView queue = queue_.view();
     while (next_ >= queue.begin[block_ + 1]) ++block_;
-    return task_at(v, queue, block_, next_++);
+    return draw_at(v, queue, block_, next_++);
   }
 
  private:
@@ -40,8 +40,10 @@ struct Unit {
   bool finished = false;
   int next_waiter = -1;
   std::uint32_t expected = 0;  ///< of the counter that it waits for
-  Task task{};                 ///< at hand
-  double begun = 0;            ///< its wait for inputs
+  Draw draw{};
+  std::uint32_t taken = 0;  ///< tasks of the draw
+  Task task{};              ///< the last of these, at hand
+  double begun = 0;         ///< its wait for inputs
   double ready = 0;
   double linked = 0;      ///< seconds that the task at hand waited for the link
   double held = 0;        ///< until when the pushes of the task at hand keep it from going on

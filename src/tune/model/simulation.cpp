@@ -33,7 +33,7 @@ class Simulation {
   void handle(const EventQueue::Event& event);
   void begin_launch(int rank);
   void take(int unit);
-  bool draw(Unit& unit);
+  bool take_task(Unit& unit);
   void retire(int unit);
   void wait(int unit);
   std::optional<double> block(SimulatedRank& r, int unit, const Wait& wait);
@@ -238,17 +238,21 @@ void Simulation::begin_launch(int rank) {
   }
 }
 
-bool Simulation::draw(Unit& unit) {
+bool Simulation::take_task(Unit& unit) {
   SimulatedRank& r = simulated(unit.rank);
-  DrawnQueue& queue = (unit.in_comm ? r.comm : r.main)[static_cast<std::size_t>(r.launch)];
-  if (queue.empty()) return false;
-  unit.task = queue.draw(r.view());
+  if (unit.taken == unit.draw.count) {
+    DrawnQueue& queue = (unit.in_comm ? r.comm : r.main)[static_cast<std::size_t>(r.launch)];
+    if (queue.empty()) return false;
+    unit.draw = queue.draw(r.view());
+    unit.taken = 0;
+  }
+  unit.task = unit.draw.task(r.view(), unit.taken++);
   return true;
 }
 
 void Simulation::take(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
-  if (!draw(unit)) return retire(index);
+  if (!take_task(unit)) return retire(index);
   unit.begun = now_;
   unit.linked = 0;
   wait(index);
@@ -352,7 +356,7 @@ void Simulation::compute(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = simulated(unit.rank);
   const Task& task = unit.task;
-  double work = r.costs.of(r.view(), task);
+  double work = r.costs.of(r.view(), task, unit.taken == 1);
   if (r.view().stage(task.stage).kind == StageKind::kProduct && r.pulling > 0)
     work *= profile_.beside_link;
   cores_.start(index, work, now_);

@@ -80,13 +80,12 @@ std::map<Stage, std::vector<double>> sizes_of(const PassView& v) {
     const Launch shape = launch_at(v, launch);
     for (const TrackList& tracks : {shape.comm, shape.main}) {
       const Queue queue(v, tracks);
-      for (std::int64_t i = 0; i < queue.view().size(); ++i) {
-        const Task task = queue_task(v, queue.view(), i);
+      for_each_task(v, queue.view(), [&](const Task& task) {
         const std::vector<double> sizes = sizes_of(v, task);
         std::vector<double>& sum = sums[task.stage];
         sum.resize(sizes.size());
         for (std::size_t s = 0; s < sizes.size(); ++s) sum[s] += sizes[s];
-      }
+      });
     }
   }
   return sums;

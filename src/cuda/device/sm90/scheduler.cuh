@@ -94,21 +94,24 @@ template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
-  QueueWindow window(ctx.view, queues.main);
+  QueueWindow window(ctx.view, queues.main, shared.draw);
   Inputs inputs(ctx);
   Tracer trace(ctx.trace, static_cast<int>(blockIdx.x), shared.first_record);
   const std::int64_t size = queues.main.size();
   if (first_lane) shared.work[kWorkSlots - 1].stage = kNoStage;  // the task before the first
   bool running = true;
-  for (int drawn = 0; running; ++drawn) {
-    if (drawn > 0) ptx::mbarrier_wait(&shared.wanted, (drawn - 1) & 1);
-    const int slot = drawn % kWorkSlots;
-    ptx::mbarrier_wait(&shared.work_empty[slot], (drawn / kWorkSlots & 1) ^ 1);
-    std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
-    i = __shfl_sync(kWholeWarp, i, 0);
-    running = i < size;
+  for (int taken = 0; running; ++taken) {
+    if (taken > 0) ptx::mbarrier_wait(&shared.wanted, (taken - 1) & 1);
+    const int slot = taken % kWorkSlots;
+    ptx::mbarrier_wait(&shared.work_empty[slot], (taken / kWorkSlots & 1) ^ 1);
+    if (window.left() == 0) {
+      std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
+      i = __shfl_sync(kWholeWarp, i, 0);
+      running = i < size;
+      if (running) window.draw(i);
+    }
     Task task;
-    if (running) task = window.task(i);
+    if (running) task = window.take();
     if (first_lane) {
       TileWork work{.stage = kNoStage};
       if (running) {

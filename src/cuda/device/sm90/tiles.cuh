@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "cuda/device/faults.cuh"
+#include "cuda/device/queue_window.cuh"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/ptx/mbarrier.cuh"
 #include "schedule/row_ring.h"
@@ -98,6 +99,7 @@ struct PassShared {
   std::uint64_t written[kConsumers][Shape::kBoxes];  // an output buffer, by its consumer
   std::uint64_t sent[kConsumers][Shape::kBoxes];     // and read again, by its sender
   TileWork work[kWorkSlots];
+  DrawAtHand draw;
   int halves_sent[kTilesUnderWay];  // senders that are done with a tile, by its number
   int first_record;                 // of this launch in the CTA's row of the trace
 };
