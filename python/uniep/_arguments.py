@@ -365,7 +365,7 @@ def check_workspace(
     """Raises ValueError with a sentence where the workspace is for other tensors, or closed."""
     if not torch.compiler.is_compiling():
         workspace.require_open()
-    experts, width, _ = weights.shapes()[0]
+    experts, width, _ = weights.shape_of_w1()
     has_bias = weights.b1 is not None
     if x.device != workspace.device:
         raise ValueError(
