@@ -100,7 +100,11 @@ class Choices(NamedTuple):
         )
 
     def arguments(self, arithmetic: Arithmetic | None) -> dict[str, Any]:
-        """These by name, of the arithmetic what that one has; None: nothing."""
+        """What :func:`uniep.moe` is given: these, but those of the arithmetic as that one has them.
+
+        Args:
+            arithmetic: None: none is chosen, as beside a workspace.
+        """
         named = self._asdict()
         for name in _OF_ARITHMETIC:
             named[name] = getattr(arithmetic, name, None)

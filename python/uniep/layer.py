@@ -226,15 +226,7 @@ class MoELayer(nn.Module):
         self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         _check_sizes(hidden, intermediate, num_experts, self.size)
-        if dtype not in (torch.bfloat16, torch.float32):
-            raise TypeError(
-                f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
-                "torch.autocast"
-            )
-        if main_grad not in (None, torch.float32, torch.bfloat16):
-            raise TypeError(
-                f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
-            )
+        _check_dtypes(dtype, main_grad)
         self.hidden = hidden
         self.intermediate = intermediate
         self.num_experts = num_experts
@@ -528,6 +520,18 @@ def _check_experts_beside(
         raise ValueError(
             f"shared_experts is {shared_experts} and shared_intermediate is "
             f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
+        )
+
+
+def _check_dtypes(dtype: torch.dtype, main_grad: torch.dtype | None) -> None:
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise TypeError(
+            f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
+            "torch.autocast"
+        )
+    if main_grad not in (None, torch.float32, torch.bfloat16):
+        raise TypeError(
+            f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
         )
 
 
