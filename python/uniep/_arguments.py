@@ -19,8 +19,6 @@ from ._forms import (
     layout_of,
     tuple_of,
 )
-from ._plain_values import check_bool, check_whole, check_whole_or_none
-from ._save_choice import Save, check_save
 from .arithmetic import Arithmetic
 from .deferred import refuse_hooks
 
@@ -31,18 +29,14 @@ __all__ = [
     "autocast",
     "check",
     "check_can_serve",
-    "check_choices",
     "check_deferred",
     "check_device",
-    "check_max_tokens",
-    "check_schedule",
     "check_shared_probs",
     "check_tensors",
     "check_workspace",
     "experts",
     "int32",
     "main_grads",
-    "refuse_beside_workspace",
     "rows",
     "shared_wait",
 ]
@@ -365,7 +359,7 @@ def check_workspace(
     """Raises ValueError with a sentence where the workspace is for other tensors, or closed."""
     if not torch.compiler.is_compiling():
         workspace.require_open()
-    experts, width, _ = weights.shapes()[0]
+    experts, width, _ = weights.shape_of_w1()
     has_bias = weights.b1 is not None
     if x.device != workspace.device:
         raise ValueError(
@@ -399,16 +393,6 @@ def check_workspace(
         raise ValueError(
             f"x has {tokens} tokens; the workspace has room for max_tokens={workspace.max_tokens}"
         )
-
-
-def refuse_beside_workspace(**given: object) -> None:
-    """Raises ValueError where one of these is given beside a workspace, which has its own."""
-    if all(argument is None for argument in given.values()):
-        return
-    *names, last = given
-    raise ValueError(
-        f"a workspace has its own {', '.join(names)} and {last}; pass either the workspace or these"
-    )
 
 
 def check_can_serve(
@@ -535,49 +519,6 @@ def shared_wait(weights: Experts, main_grads: Experts | None) -> bool:
         weight is not None and weight.requires_grad
         for weight in (weights.shared_w1, weights.shared_w2)
     )
-
-
-def check_max_tokens(max_tokens: int | None) -> None:
-    """Raises TypeError or ValueError with a sentence where it is no number of tokens."""
-    if max_tokens is None:
-        return
-    check_whole(max_tokens=max_tokens)
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}; 1 or more is accepted")
-
-
-def check_choices(
-    *,
-    max_tokens: int | None,
-    capacity_rows: int | None,
-    save: Save | None,
-    recompute_h: bool | None,
-    backward_rows: int | None,
-    exact_rows: bool | None,
-    exact_hosts: bool | None,
-    schedule: str | None,
-) -> None:
-    """Raises TypeError or ValueError for choices of a call, or a layer, that there are not.
-
-    None: none is made. Whether the library can serve them is its to say.
-    """
-    check_max_tokens(max_tokens)
-    check_schedule(schedule)
-    if save is not None:
-        check_save(save)
-    if capacity_rows is not None or backward_rows is not None:
-        check_whole_or_none(capacity_rows=capacity_rows, backward_rows=backward_rows)
-    if recompute_h is not None or exact_rows is not None or exact_hosts is not None:
-        check_bool(recompute_h=recompute_h, exact_rows=exact_rows, exact_hosts=exact_hosts)
-
-
-def check_schedule(schedule: str | None) -> None:
-    """Raises TypeError for what is no text; what it says is the library's to read."""
-    if schedule is not None and not isinstance(schedule, str):
-        raise TypeError(
-            f"schedule is {schedule!r}, a {type(schedule).__name__}; it must be a str, such as "
-            "'single', or None"
-        )
 
 
 def rows(tensor: Tensor) -> Tensor:

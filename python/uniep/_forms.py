@@ -87,9 +87,13 @@ class Experts(NamedTuple):
         """Of w1 and w2, as ops take them."""
         return _form(self.w1), _form(self.w2)
 
+    def shape_of_w1(self) -> tuple[int, int, int]:
+        """Experts, rows (outputs) and columns (inputs) of w1, however it lies."""
+        return _shape(self.w1, self.layout)
+
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Experts, rows (outputs) and columns (inputs) of w1 and w2, however they lie."""
-        return _shape(self.w1, self.layout), _shape(self.w2, self.layout)
+        """Likewise, of w1 and w2."""
+        return self.shape_of_w1(), _shape(self.w2, self.layout)
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """w1 and w2, each as one tensor [El, outputs, inputs], gate first: itself, or a copy."""

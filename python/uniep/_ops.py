@@ -44,7 +44,7 @@ def _forward(
         torch.empty_like(x),
         x.new_empty((plan_bytes,), dtype=torch.uint8),
         x.new_empty((rows_of_x, x.shape[1])),
-        x.new_empty((rows_of_h, experts_of(w1, w2, layout=layout).shapes()[0][1])),
+        x.new_empty((rows_of_h, experts_of(w1, w2, layout=layout).shape_of_w1()[1])),
         x.new_empty((rows,), dtype=torch.float32),
     )
 

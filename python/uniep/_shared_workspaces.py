@@ -9,42 +9,19 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _library
+from ._choices import LayerKind
 from ._outside_graphs import outside_graphs
-from ._save_choice import Save
-from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .group import Group, GroupLike, group_named, group_of, groups_known
 from .hosts import host_mesh, within_host
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
 
 __all__ = [
-    "LayerKind",
     "drop_workspaces",
     "prepare",
     "room",
     "shared_workspace",
 ]
-
-
-class LayerKind(NamedTuple):
-    """What workspaces that calls share differ by, beside the pool of their rows."""
-
-    hidden: int
-    intermediate: int
-    local_experts: int
-    topk: int
-    capacity_rows: int | None
-    save: Save
-    recompute_h: bool
-    backward_rows: int
-    activation: Activation
-    probs: ProbsPlace
-    bias: bool
-    combine_groups: int
-    combine_partials: CombinePartials
-    shared_experts: int
-    shared_gate: bool
-    shared_apart: bool
 
 
 def shared_workspace(
@@ -230,18 +207,7 @@ def _workspace(place: _Place, kind: LayerKind, tokens: int, row_pool: RowPool | 
         kind.local_experts * place.ranks(),
         kind.topk,
         max(tokens, 1),
-        capacity_rows=kind.capacity_rows,
-        save=kind.save,
-        recompute_h=kind.recompute_h,
-        backward_rows=kind.backward_rows,
-        activation=kind.activation,
-        probs=kind.probs,
-        bias=kind.bias,
-        combine_groups=kind.combine_groups,
-        combine_partials=kind.combine_partials,
-        shared_experts=kind.shared_experts,
-        shared_gate=kind.shared_gate,
-        shared_apart=kind.shared_apart,
+        **kind.options(),
         row_pool=row_pool,
         device=place.owner.device,
     )

@@ -8,10 +8,11 @@ from torch import Tensor
 from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
+from ._choices import Choices
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
 from ._save_choice import Save
-from ._shared_workspaces import LayerKind, shared_workspace
-from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
+from ._shared_workspaces import shared_workspace
+from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
 from .row_pool import RowPoolLike
@@ -154,29 +155,27 @@ def moe(
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
-    _arguments.check_choices(
-        max_tokens=max_tokens,
-        capacity_rows=capacity_rows,
-        save=save,
-        recompute_h=recompute_h,
-        backward_rows=backward_rows,
-        exact_rows=exact_rows,
-        exact_hosts=exact_hosts,
-        schedule=schedule,
+    choices = Choices(
+        max_tokens,
+        capacity_rows,
+        save,
+        recompute_h,
+        backward_rows,
+        activation,
+        probs,
+        combine_groups,
+        combine_partials,
+        row_pool,
+        exact_rows,
+        exact_hosts,
+        schedule,
     )
+    choices.check()
     if deferred is not None:
         check_is_deferred(deferred)
     weights = _arguments.experts(w1, w2, b1, b2, shared_w1, shared_w2, w1_layout, weights_layout)
     if workspace is None:
-        arithmetic = arithmetic_of(
-            activation,
-            probs,
-            b1 is not None,
-            combine_groups,
-            combine_partials,
-            weights.shared(),
-            shared_probs is not None,
-        )
+        arithmetic = choices.arithmetic(b1 is not None, weights.shared(), shared_probs is not None)
     else:
         check_is_workspace(workspace)
         arithmetic = workspace.arithmetic
@@ -193,36 +192,12 @@ def moe(
     tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
     if workspace is None:
-        experts, width, hidden = weights.shapes()[0]
-        kind = LayerKind(
-            hidden,
-            width // arithmetic.halves(),
-            experts,
-            topk,
-            capacity_rows,
-            save or "rows",
-            bool(recompute_h),
-            backward_rows or 0,
-            *arithmetic,
-            shared_apart,
-        )
+        kind = choices.kind(weights, topk, arithmetic, shared_apart)
         workspace = shared_workspace(
             without_mesh(group), x.device, kind, tokens.shape[0], max_tokens, row_pool
         )
     else:
-        _arguments.refuse_beside_workspace(
-            group=group,
-            max_tokens=max_tokens,
-            capacity_rows=capacity_rows,
-            save=save,
-            recompute_h=recompute_h,
-            backward_rows=backward_rows,
-            activation=activation,
-            probs=probs,
-            combine_groups=combine_groups,
-            combine_partials=combine_partials,
-            row_pool=row_pool,
-        )
+        choices.refuse_beside_workspace(group=group)
     _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
     _arguments.check_can_serve(
         workspace, exact_rows=exact_rows, deferred=deferred is not None, shared_apart=shared_apart

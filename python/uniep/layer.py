@@ -13,16 +13,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import (
-    check_choices,
-    check_device,
-    check_tensors,
-    refuse_beside_workspace,
-)
+from ._arguments import check_device, check_tensors
+from ._choices import Choices
 from ._plain_values import check_bool, check_whole
 from ._same_weights import warn_of_other_weights
 from ._save_choice import Save
-from .arithmetic import Activation, CombinePartials, ProbsPlace, arithmetic_of
+from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .deferred import DeferredWeights
 from .functional import moe
 from .group import GroupLike, rank_and_size, warn_of_others, without_mesh
@@ -66,6 +62,18 @@ class SharedExperts(nn.Module):
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         out: Tensor = self.down(F.silu(gate) * up)
         return out
+
+
+def _choice(name: str) -> Any:
+    """An attribute of a layer that is one of its choices: set, it is that of later calls."""
+
+    def get(layer: MoELayer) -> Any:
+        return getattr(layer._choices, name)
+
+    def put(layer: MoELayer, choice: Any) -> None:
+        layer._choices = layer._choices.but(**{name: choice})
+
+    return property(get, put)
 
 
 class MoELayer(nn.Module):
@@ -135,6 +143,16 @@ class MoELayer(nn.Module):
             ``dist.group.WORLD`` is passed ahead of ``init_process_group``: it is None then.
     """
 
+    max_tokens: int | None = _choice("max_tokens")
+    capacity_rows: int | None = _choice("capacity_rows")
+    save: Save | None = _choice("save")
+    recompute_h: bool | None = _choice("recompute_h")
+    backward_rows: int | None = _choice("backward_rows")
+    exact_rows: bool | None = _choice("exact_rows")
+    exact_hosts: bool | None = _choice("exact_hosts")
+    schedule: str | None = _choice("schedule")
+    row_pool: RowPoolLike = _choice("row_pool")
+
     def __init__(
         self,
         hidden: int,
@@ -178,44 +196,29 @@ class MoELayer(nn.Module):
             shared_experts=shared_experts,
         )
         check_bool(bias=bias, shared_gate=shared_gate)
-        check_choices(
+        choices = Choices(
             max_tokens=max_tokens,
             capacity_rows=capacity_rows,
             save=save,
             recompute_h=recompute_h,
             backward_rows=backward_rows,
+            activation=activation,
+            probs=probs,
+            combine_groups=combine_groups,
+            combine_partials=combine_partials,
+            row_pool=row_pool,
             exact_rows=exact_rows,
             exact_hosts=exact_hosts,
             schedule=schedule,
         )
+        choices.check()
         _check_experts_beside(
             zero_experts, zero_expert_type, router, shared_experts, shared_intermediate
         )
-        self.arithmetic = arithmetic_of(
-            activation,
-            probs,
-            bool(bias),
-            combine_groups,
-            combine_partials,
-            shared_experts,
-            shared_gate,
-        )
+        self.arithmetic = choices.arithmetic(bool(bias), shared_experts, shared_gate)
         if workspace is not None:
             check_is_workspace(workspace)
-            refuse_beside_workspace(
-                max_tokens=max_tokens,
-                capacity_rows=capacity_rows,
-                save=save,
-                recompute_h=recompute_h,
-                backward_rows=backward_rows,
-                row_pool=row_pool,
-                activation=activation,
-                probs=probs,
-                bias=bias,
-                combine_groups=combine_groups,
-                combine_partials=combine_partials,
-                shared_experts=shared_experts or None,
-            )
+            choices.refuse_beside_workspace(shared_experts=shared_experts or None, bias=bias)
             self.arithmetic = workspace.arithmetic
             group = workspace.members if group is None else group
         elif group is None:
@@ -223,28 +226,12 @@ class MoELayer(nn.Module):
         self.group = without_mesh(group)
         self.rank, self.size = rank_and_size(group)
         _check_sizes(hidden, intermediate, num_experts, self.size)
-        if dtype not in (torch.bfloat16, torch.float32):
-            raise TypeError(
-                f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
-                "torch.autocast"
-            )
-        if main_grad not in (None, torch.float32, torch.bfloat16):
-            raise TypeError(
-                f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
-            )
+        _check_dtypes(dtype, main_grad)
         self.hidden = hidden
         self.intermediate = intermediate
         self.num_experts = num_experts
         self.topk = topk
-        self.max_tokens = max_tokens
-        self.capacity_rows = capacity_rows
-        self.save = save
-        self.recompute_h = recompute_h
-        self.backward_rows = backward_rows
-        self.exact_rows = exact_rows
-        self.exact_hosts = exact_hosts
-        self.row_pool = row_pool
-        self.schedule = schedule
+        self._choices = choices
         self.workspace = workspace
         self.zero_experts = zero_experts
         self.zero_expert_type: ZeroExpertType = zero_expert_type
@@ -474,28 +461,16 @@ class MoELayer(nn.Module):
             self.w2,
             group=self.group if own else None,
             workspace=self.workspace,
-            max_tokens=self.max_tokens,
-            capacity_rows=self.capacity_rows,
-            save=self.save,
-            recompute_h=self.recompute_h,
-            backward_rows=self.backward_rows,
-            exact_rows=self.exact_rows,
-            exact_hosts=self.exact_hosts,
-            schedule=self.schedule,
             main_grads=self._main_grads(),
             deferred=deferred,
-            activation=self.arithmetic.activation if own else None,
-            probs=self.arithmetic.probs if own else None,
-            combine_groups=self.arithmetic.combine_groups if own else None,
-            combine_partials=self.arithmetic.combine_partials if own else None,
             b1=self.b1,
             b2=self.b2,
-            row_pool=self.row_pool,
             zero_experts=self.zero_experts,
             zero_expert_type=self.zero_expert_type,
             shared_w1=self.shared_w1,
             shared_w2=self.shared_w2,
             shared_probs=self._shared_probs(x),
+            **self._choices.arguments(self.arithmetic if own else None),
         )
         if self.shared is not None:
             out = out + self.shared(x)
@@ -545,6 +520,18 @@ def _check_experts_beside(
         raise ValueError(
             f"shared_experts is {shared_experts} and shared_intermediate is "
             f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
+        )
+
+
+def _check_dtypes(dtype: torch.dtype, main_grad: torch.dtype | None) -> None:
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise TypeError(
+            f"dtype is {dtype}; torch.bfloat16 is accepted, or torch.float32 for calls under "
+            "torch.autocast"
+        )
+    if main_grad not in (None, torch.float32, torch.bfloat16):
+        raise TypeError(
+            f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
         )
 
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 import uniep
 
 from . import _shared_experts
+from ._choices import Choices
 from ._forms import W1Layout
 from ._save_choice import Save
 from ._shared_experts import Shared
@@ -103,20 +104,12 @@ class UniepExperts(GroupedExperts):
         # Not GroupedExperts.__init__: gpt-oss has other parameters.
         nn.Module.__init__(self)
         self.num_experts = config.num_experts
-        self.probs: ProbsPlace = config.probs
         self.group: torch.distributed.ProcessGroup | None = None
         self.shared: tuple[UniepSharedExperts, ...] = ()
-        self.max_tokens: int | None = config.max_tokens
-        self.capacity_rows: int | None = config.capacity_rows
-        self.save: Save | None = config.save
-        self.recompute_h: bool | None = config.recompute_h
-        self.backward_rows: int | None = config.backward_rows
-        self.exact_rows: bool | None = config.exact_rows
-        self.exact_hosts: bool | None = config.exact_hosts
-        self.schedule: str | None = config.schedule
-        self.row_pool: int | None = config.row_pool
-        self.combine_groups: int | None = config.combine_groups
-        self.combine_partials: CombinePartials | None = config.combine_partials
+        self._choices = Choices(
+            activation=self.activation,
+            **{name: getattr(config, name) for name in Choices._fields if name != "activation"},
+        )
         self._add_parameters(config)
 
     def _add_parameters(self, config: Config) -> None:
@@ -159,23 +152,11 @@ class UniepExperts(GroupedExperts):
             scores.float(),
             w1,
             _local(weights.w2).bfloat16(),
-            activation=self.activation,
             w1_layout=self.w1_layout,
-            probs=self.probs,
             b1=b1,
             b2=b2,
             group=self.group,
-            max_tokens=self.max_tokens,
-            capacity_rows=self.capacity_rows,
-            save=self.save,
-            recompute_h=self.recompute_h,
-            backward_rows=self.backward_rows,
-            exact_rows=self.exact_rows,
-            exact_hosts=self.exact_hosts,
-            schedule=self.schedule,
-            row_pool=self.row_pool,
-            combine_groups=self.combine_groups,
-            combine_partials=self.combine_partials,
+            **self._choices._asdict(),
             **shared,
         )
         return out.to(x.dtype)

@@ -15,7 +15,6 @@ docs/transformers.md has figures, and docs/models.md what is supported.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +22,9 @@ from torch import Tensor, nn
 
 import uniep
 
+from ._choices import Choices
 from ._save_choice import Save
-from .arithmetic import CombinePartials, ProbsPlace, arithmetic_of
+from .arithmetic import CombinePartials, ProbsPlace
 
 try:
     from transformers.integrations import moe as _hf_moe
@@ -53,25 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "register", "use"]
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What `register` passes on to every `uniep.moe`."""
-
-    probs: ProbsPlace = "after"
-    max_tokens: int | None = None
-    capacity_rows: int | None = None
-    save: Save | None = None
-    recompute_h: bool | None = None
-    backward_rows: int | None = None
-    exact_rows: bool | None = None
-    exact_hosts: bool | None = None
-    schedule: str | None = None
-    row_pool: uniep.RowPool | int | None = None
-    combine_groups: int | None = None
-    combine_partials: CombinePartials | None = None
-
-
-_registered: dict[str, _Options] = {}
+_registered: dict[str, Choices] = {}
 
 
 def register(
@@ -119,8 +101,7 @@ def register(
         ValueError: for a place of routing weights or a type of partial sums that there is not, and
             for fewer than one combine group.
     """
-    arithmetic_of(probs=probs, combine_groups=combine_groups, combine_partials=combine_partials)
-    options = _Options(
+    choices = Choices(
         probs=probs,
         max_tokens=max_tokens,
         capacity_rows=capacity_rows,
@@ -134,14 +115,15 @@ def register(
         combine_groups=combine_groups,
         combine_partials=combine_partials,
     )
-    _registered[name] = options
+    choices.arithmetic()
+    _registered[name] = choices
     IMPLEMENTATIONS.add(name)
-    _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, options))
+    _hf_moe.ExpertsInterface.register(name, functools.partial(_experts_forward, choices))
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
     except ImportError:
         return
-    EPImplementationInterface.register(name, functools.partial(_expert_parallel_class(), options))
+    EPImplementationInterface.register(name, functools.partial(_expert_parallel_class(), choices))
 
 
 def use(
@@ -256,7 +238,7 @@ def check(model: nn.Module) -> list[str]:
 
 
 def _experts_forward(
-    options: _Options,
+    choices: Choices,
     experts: Any,
     hidden_states: Tensor,
     top_k_index: Tensor,
@@ -272,15 +254,15 @@ def _experts_forward(
     if getattr(experts, "_is_expert_parallel", False):
         # transformers' own EP marks slots of other ranks' experts by the number of local ones, and
         # sends one expert's rows of all ranks here: as many as the routing says, not max_tokens.
-        if options.combine_groups not in (None, 1):
+        if choices.combine_groups not in (None, 1):
             raise ValueError(
-                f"combine_groups is {options.combine_groups}, but transformers' own EP adds rows "
+                f"combine_groups is {choices.combine_groups}, but transformers' own EP adds rows "
                 "up; it must be 1 or None there, or uniep the EP implementation"
             )
         top_k_index = top_k_index.masked_fill(top_k_index >= experts.num_experts, -1)
-        options = replace(options, max_tokens=None)
+        choices = choices.but(max_tokens=None)
     return _run(
-        options,
+        choices,
         experts,
         facts,
         hidden_states,
@@ -292,7 +274,7 @@ def _experts_forward(
 
 
 def _run(
-    options: _Options,
+    choices: Choices,
     experts: Any,
     facts: Facts,
     hidden_states: Tensor,
@@ -314,23 +296,11 @@ def _run(
         weights.w1,
         weights.w2,
         group=group,
-        max_tokens=options.max_tokens,
-        capacity_rows=options.capacity_rows,
-        save=options.save,
-        recompute_h=options.recompute_h,
-        backward_rows=options.backward_rows,
-        exact_rows=options.exact_rows,
-        exact_hosts=options.exact_hosts,
-        schedule=options.schedule,
-        row_pool=options.row_pool,
-        combine_groups=options.combine_groups,
-        combine_partials=options.combine_partials,
-        activation=facts.activation,
-        probs=options.probs,
         b1=weights.b1,
         b2=weights.b2,
         w1_layout=weights.w1_layout,
         weights_layout=weights.weights_layout,
+        **(choices._asdict() | {"activation": facts.activation}),
         **({} if shared is None else shared._asdict()),
     )
     return out.to(hidden_states.dtype)
@@ -405,11 +375,11 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
     scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
     experts = _experts_of(block)
-    options = _options_of(block)
-    if options.max_tokens is not None:
-        options = replace(options, max_tokens=options.max_tokens * block.top_k)
+    choices = _choices_of(block)
+    if choices.max_tokens is not None:
+        choices = choices.but(max_tokens=choices.max_tokens * block.top_k)
     out = _run(
-        options,
+        choices,
         experts,
         facts_of(experts),
         scaled.flatten(0, 1),
@@ -421,7 +391,7 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return block.shared_expert(hidden_states) + routed, router_logits
 
 
-def _options_of(block: Any) -> _Options:
+def _choices_of(block: Any) -> Choices:
     name: str = block._uniep_name
     if name not in _registered:  # it was in the process that pickled the model
         raise RuntimeError(
@@ -444,11 +414,11 @@ def _expert_parallel_class() -> type:
         """
 
         def __init__(
-            self, options: _Options, experts: Any, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh
+            self, choices: Choices, experts: Any, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh
         ) -> None:
             self.facts = facts_of(experts)
             super().__init__(experts, ep_mesh, tp_mesh)
-            self.options = options
+            self.choices = choices
             self.experts = experts
 
         def __call__(
@@ -462,14 +432,14 @@ def _expert_parallel_class() -> type:
                 )
             own = hidden_states.shape[0]
             missing = -(-tokens // self.tp_mesh.size()) - own
-            if missing and self.options.max_tokens is None:
+            if missing and self.choices.max_tokens is None:
                 hidden_states, top_k_index, top_k_weights = (
                     nn.functional.pad(tensor, (0, 0, 0, missing), value=value)
                     for tensor, value in ((hidden_states, 0), (top_k_index, -1), (top_k_weights, 0))
                 )
             group = self.ep_mesh.get_group()
             out = _run(
-                self.options,
+                self.choices,
                 self.experts,
                 self.facts,
                 hidden_states,

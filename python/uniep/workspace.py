@@ -16,7 +16,7 @@ from torch import Tensor
 from . import _library
 from ._agreed_faults import AgreedFaults
 from ._agreement import require_same
-from ._arguments import check_schedule
+from ._choices import check_schedule
 from ._crossing import comes_in_waves
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole, check_whole_or_none

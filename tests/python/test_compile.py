@@ -24,8 +24,8 @@ from torch.utils.checkpoint import (
 import uniep
 from uniep import _shared_experts
 from uniep._checked_call import CheckedCall
+from uniep._choices import Choices, LayerKind
 from uniep._forms import Experts
-from uniep._shared_workspaces import LayerKind
 from uniep.arithmetic import Arithmetic
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
@@ -61,7 +61,7 @@ def test_the_compiler_is_imported_by_those_who_compile():
 
 def test_what_is_compiled_holds_no_properties():
     """PyTorch 2.10 compiles methods of named tuples, and no properties."""
-    held = (Arithmetic, CheckedCall, Experts, LayerKind)
+    held = (Arithmetic, CheckedCall, Choices, Experts, LayerKind)
     assert not [v for kind in held for v in vars(kind).values() if isinstance(v, property)]
 
 

@@ -41,6 +41,32 @@ def test_copies_of_a_layer():
         assert_is_a_copy(layer, copied(layer), tokens())
 
 
+def test_a_choice_made_later_is_that_of_later_calls_and_copies():
+    layer = make_layer(max_tokens=512)
+    for copied in (copy.copy, copy.deepcopy, lambda own: pickle.loads(pickle.dumps(own))):
+        layer.schedule = None
+        before = copied(layer)
+        layer.schedule = "nonsense"
+        assert (before.max_tokens, before.schedule) == (512, None)
+        before(tokens())
+        after = copied(layer)
+        for own in (layer, after):
+            assert (own.max_tokens, own.schedule) == (512, "nonsense")
+            with pytest.raises(RuntimeError, match="nonsense"):
+                own(tokens())
+
+
+def test_a_layer_may_leave_its_workspace():
+    """Its weights are for the arithmetic that the workspace had."""
+    with uniep.Workspace(None, 64, 32, 8, 2, 16, activation="geglu", device="cpu") as workspace:
+        layer = make_layer(workspace=workspace)
+        wanted = layer(tokens())
+        layer.workspace = None
+        assert torch.equal(layer(tokens()), wanted)
+        layer.workspace = workspace
+        assert torch.equal(layer(tokens()), wanted)
+
+
 def test_copies_share_what_belongs_to_the_process():
     pool = uniep.RowPool(None, 64, 32, bytes=1 << 22, device="cpu")
     with uniep.Workspace(None, 64, 32, 8, 2, 16, device="cpu") as workspace:
