@@ -38,8 +38,11 @@ def _tanh(z: Tensor) -> Tensor:
     """Likewise."""
     if z.is_cuda:
         return torch.tanh(z)
-    e = _exp_double(2 * z.clamp(-10, 10).double())
-    return ((e - 1) / (e + 1)).float()
+    v = z.clamp(-10, 10).double()
+    e = _exp_double(2 * v)
+    v2 = v * v
+    series = v * (1 + v2 * (-1 / 3 + v2 * (2 / 15 + v2 * (-17 / 315))))
+    return torch.where(z.abs() < 0.0625, series.float(), ((e - 1) / (e + 1)).float())
 
 
 def _erf(z: Tensor) -> Tensor:

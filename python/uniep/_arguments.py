@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from ._forms import (
     tuple_of,
 )
 from .arithmetic import Arithmetic
-from .deferred import refuse_hooks
+from .deferred import refuse_averaged, refuse_hooks
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -439,19 +440,22 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
                 "several"
             )
     tensors = [tuple_of(gradient) for gradient in given]
-    names: dict[int, str] = {}  # by address
+    spans: list[tuple[int, int, str]] = []  # begin, end, name
     for i, parts in enumerate(tensors):
         for j, gradient in enumerate(parts):
             name = f"main_grads[{i}]" + ("" if isinstance(given[i], Tensor) else f"[{j}]")
             _check_main_grad(name, gradient, tensors[0][0], weights.w1[0])
             if torch.compiler.is_compiling() or gradient.numel() == 0:
                 continue
-            taken_by = names.setdefault(gradient.data_ptr(), name)
-            if taken_by != name:
-                raise ValueError(
-                    f"{name} is the memory of {taken_by}, and experts' gradients are added at the "
-                    "same time; memory of its own for each is accepted"
-                )
+            begin = gradient.data_ptr()
+            spans.append((begin, begin + gradient.numel() * gradient.element_size(), name))
+    spans.sort()
+    for (_, end, taken_by), (begin, _, name) in itertools.pairwise(spans):
+        if begin < end:
+            raise ValueError(
+                f"{name} has memory of {taken_by}, and experts' gradients are added at the same "
+                "time; memory of its own for each is accepted"
+            )
     flat = [tensor for parts in tensors for tensor in parts]
     main = experts_from(flat, len(tensors[0]), len(tensors[1]), weights.layout)
     count, pair = weights.shapes()[0][0], weights.shapes()[0][1] == 2 * weights.shapes()[1][2]
@@ -509,6 +513,7 @@ def check_deferred(weights: Experts, main_grads: Experts | None) -> None:
                 "pass the parameter itself, or main_grads"
             )
     refuse_hooks(weights)
+    refuse_averaged(weights)
 
 
 def shared_wait(weights: Experts, main_grads: Experts | None) -> bool:

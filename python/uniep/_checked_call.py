@@ -30,6 +30,8 @@ class CheckedCall(NamedTuple):
         main: what their gradients are added to; None: they are new.
         shared_probs: fp32 [T, S]; None: each is 1.
         exact_rows, exact_hosts, schedule, deferred: as :func:`uniep.moe` takes them.
+        fault: int64 [2] of zeros, which becomes what ``Workspace.overflow`` is told of this call
+            alone; None: nobody asks.
     """
 
     workspace: Workspace
@@ -40,6 +42,7 @@ class CheckedCall(NamedTuple):
     exact_hosts: bool
     schedule: str | None
     deferred: DeferredWeights | None
+    fault: Tensor | None = None
 
     def run(self, tokens: Tensor, ids: Tensor, probs: Tensor) -> Tensor:
         """The output [T, H] of bf16 [T, H], int32 [T, K] and fp32 [T, K]; differentiable."""
@@ -58,6 +61,7 @@ class CheckedCall(NamedTuple):
             exact_hosts=self.exact_hosts,
             schedule=self.schedule,
             deferred=self.deferred,
+            fault=self.fault,
         )
         shared = CheckedCall(
             beside,
@@ -96,10 +100,16 @@ class CheckedCall(NamedTuple):
         """As :meth:`run`, with what `more` computes added, while tokens cross if they do."""
         workspace = self.workspace
         over = workspace.over_hosts
+        overflow = workspace.overflow if self.fault is None else self.fault
         if over is None:
             added = None if more is None else more()
-            out = self._fused(tokens, ids, probs, workspace.flag, workspace.overflow)
-            return out if added is None else out + added
+            out = self._fused(tokens, ids, probs, workspace.flag, overflow)
+            self._tell_workspace()
+            if added is None:
+                return out
+            if self.fault is not None:  # backward then has nothing for these
+                added = torch.where(self.fault[0] == 0, added, 0)
+            return out + added
         crossing = Crossing.of(
             over.mesh,
             over.all_rows,
@@ -111,14 +121,22 @@ class CheckedCall(NamedTuple):
         own = tokens.shape[0]
         learns = any(weight.requires_grad for weight in self.weights.flat())
         tokens, ids, probs, back = to_all_hosts(over, tokens, ids, probs, crossing, learns=learns)
-        flag, overflow = workspace.flag, workspace.overflow
+        flag = workspace.flag
         if over.faults is not None:
             # Of this call alone: the fault that this host finds, which all then agree on.
-            flag, overflow = True, torch.zeros_like(overflow)
+            flag, overflow = True, torch.zeros_like(workspace.overflow)
         added = None if more is None else more()
         out = self._fused(tokens, ids, probs, flag, overflow, crossing)
         collected: Tensor = from_all_hosts(over, out, own, overflow, back, added)
+        if self.fault is not None and over.faults is not None:
+            self.fault.copy_(overflow)
+        self._tell_workspace()
         return collected
+
+    def _tell_workspace(self) -> None:
+        if self.fault is not None:
+            whole = self.workspace.overflow
+            whole.copy_(torch.maximum(whole, self.fault))
 
     def _fused(
         self,

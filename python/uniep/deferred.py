@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ._forms import Experts
 from ._library import refusals
@@ -147,6 +148,21 @@ def refuse_hooks(weights: Experts) -> None:
             )
 
 
+def refuse_averaged(weights: Experts) -> None:
+    """Raises ValueError where DistributedDataParallel, in whose forward this is, averages one."""
+    model = DistributedDataParallel._active_ddp_module
+    if model is None:
+        return
+    averaged = {id(parameter) for parameter in model._module_parameters}
+    for name, weight in weights.routed().named():
+        if weight.requires_grad and id(weight) in averaged:
+            raise ValueError(
+                f"{name} is a parameter that DistributedDataParallel averages over ranks in "
+                "backward, and with deferred its gradient comes later; leave it out "
+                "(_set_params_and_buffers_to_ignore_for_model), or pass main_grads"
+            )
+
+
 def check_waits(ctx: Any) -> None:
     """Called by backward: :func:`refuse_copy`, and hooks that were put there since forward."""
     refuse_copy(ctx.copy)
@@ -171,7 +187,7 @@ def backward_weights(deferred: DeferredWeights) -> None:
         RuntimeError: where the workspace of a call has been closed, or the library refuses or fails
             (uniep.Error), or shared experts have main
             gradients and x or the gradient of the output has been changed in place since the
-            backward. What waits behind the call stays.
+            backward, or FSDP2 shards a weight. What waits behind the call stays.
     """
     check_is_deferred(deferred)
     while len(deferred):
@@ -273,6 +289,12 @@ def _add_gradients(weights: Experts, gradients: Any) -> None:
     for weight, gradient in zip(weights.flat(), weights.gradients(*gradients), strict=True):
         if gradient is None or not weight.requires_grad:
             continue
+        if weight.numel() > 0 and weight.untyped_storage().size() == 0:
+            raise RuntimeError(
+                "a weight of uniep.moe with deferred was gathered by FSDP2, which has put it away "
+                "since, and its gradient reaches no parameter; leave experts out "
+                "(ignored_params of fully_shard), or pass main_grads"
+            )
         if weight.grad is None:
             # As autograd casts it; PyTorch refuses another type.
             weight.grad = gradient.to(getattr(weight, "grad_dtype", None) or gradient.dtype)

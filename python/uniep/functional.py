@@ -207,6 +207,8 @@ def moe(
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
+    asks = workspace.flag and (identity is not None or workspace.of_shared is not None)
+    fault = torch.zeros_like(workspace.overflow) if asks else None
     call = CheckedCall(
         workspace,
         weights,
@@ -216,6 +218,7 @@ def moe(
         workspace.exact_hosts if exact_hosts is None else exact_hosts,
         schedule,
         deferred,
+        fault,
     )
     ids = _arguments.int32(_arguments.rows(topk_ids))
     rows_of_probs = _arguments.rows(topk_probs)
@@ -223,6 +226,8 @@ def moe(
         out = call.run(tokens, ids, rows_of_probs)
     else:
         out = _run(call, tokens, ids, rows_of_probs, first_says_most)
+    if identity is not None and fault is not None:
+        identity = identity.unless(fault)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, shared_probs, weights)
 
 

@@ -278,12 +278,15 @@ def from_all_hosts(
         over: of the workspace.
         out: of the fused layer of this host.
         tokens: t, of this rank.
-        found: int64 [2], the fault that the fused layer found.
+        found: int64 [2], the fault that the fused layer found; becomes that of all hosts.
         crossing: of the call.
         more: bf16 [t, H] to be added to the sums, once these are rounded; None: nothing.
     """
     crossing.begin_to_collect(out.detach())
-    agreed = None if over.faults is None else over.faults.agree(found)
+    agreed = None
+    if over.faults is not None:
+        agreed = over.faults.agree(found)
+        found.copy_(agreed)
     collected: Tensor = _Collect.apply(over, tokens, crossing, out, agreed, more)
     return collected
 

@@ -43,6 +43,10 @@ class ZeroSlots(NamedTuple):
     share: Tensor
     has: Tensor
 
+    def unless(self, fault: Tensor) -> ZeroSlots:
+        """The same, but that probabilities have gradient 0 where fault[0] is not 0."""
+        return ZeroSlots(self.ids, torch.where(fault[0] == 0, self.share, 0.0), self.has)
+
 
 def check(zero_experts: int, zero_expert_type: str) -> None:
     """Raises TypeError for no whole number, ValueError for one too small or large, and a type."""
@@ -128,6 +132,10 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     return d_out, dx, d_share, None
 
 
+def _no_gradients(ctx: Any, *_: Tensor) -> None:
+    raise RuntimeError("uniep.moe is differentiable once: its backward has no gradient")
+
+
 # Not by torch.library.custom_op, whose operators import the compiler in their first call.
 _LIBRARY = torch.library.Library("uniep", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _run, _shapes in (
@@ -147,3 +155,4 @@ for _schema, _run, _shapes in (
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"uniep::{_name}", _shapes, lib=_LIBRARY)
 torch.library.register_autograd("uniep::add_share", _gradients, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd("uniep::add_share_backward", _no_gradients, lib=_LIBRARY)

@@ -1,6 +1,7 @@
 #include "rail/fabric_library.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 
 #include "base/check.h"
 
@@ -16,8 +17,40 @@ void load(void* library, const char* name, Function& function) {
           "; libfabric 1.17 or newer is accepted");
 }
 
+/// Handles signals afterwards as before: libraries that libfabric loads put handlers of their own
+/// in place of the program's, one of which (of libinfinipath) ends it with exit code 1, or waits
+/// for a lock that the signal came under.
+class KeptSignalHandlers {
+ public:
+  KeptSignalHandlers() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &mask_);
+    for (int i = 1; i < kCount; ++i) known_[i] = sigaction(i, nullptr, &before_[i]) == 0;
+  }
+  ~KeptSignalHandlers() {
+    for (int i = 1; i < kCount; ++i) {
+      if (known_[i]) sigaction(i, &before_[i], nullptr);
+    }
+    pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  KeptSignalHandlers(const KeptSignalHandlers&) = delete;
+  KeptSignalHandlers& operator=(const KeptSignalHandlers&) = delete;
+
+ private:
+  static constexpr int kCount = 65;  // Linux has 64
+  struct sigaction before_[kCount] = {};
+  bool known_[kCount] = {};
+  sigset_t mask_;
+};
+
+void* open_library() {
+  const KeptSignalHandlers kept;
+  return dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+}
+
 FabricLibrary load_all() {
-  void* const library = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+  void* const library = open_library();
   const char* const why = library == nullptr ? dlerror() : nullptr;
   require(library != nullptr, ErrorCode::kUnsupported,
           "a group of several hosts needs libfabric, which cannot be loaded (", why ? why : "",

@@ -79,6 +79,25 @@ TEST(ActivationMath, TanhAndErfAreAsCloseAsTheySay) {
   EXPECT_LE(worst_erf, kRounding + 1e-9);
 }
 
+TEST(ActivationMath, TanhIsAsCloseToSmallNumbers) {
+  double worst = 0;
+  float at = 0;
+  const auto check = [&](float x) {
+    if (std::fabs(x) > 1.0f || std::fabs(x) < 1e-37f) return;
+    const double exact = std::tanh(static_cast<double>(x));
+    const double error = std::fabs(tanh_f32(x) / exact - 1);
+    if (error > worst) worst = error, at = x;
+  };
+  for_many_floats(check);
+  for (float x = -0.125f; x < 0.125f; x += 0x1p-18f) check(x);
+  EXPECT_LE(worst, 0x1p-24 + 2e-9) << "at " << at;
+  for (const float x : {0.0f, 1e-42f}) {
+    EXPECT_EQ(tanh_f32(x), x);
+    EXPECT_EQ(tanh_f32(-x), -x);
+    EXPECT_TRUE(std::signbit(tanh_f32(-x)));
+  }
+}
+
 TEST(ActivationMath, TanhAndErfOfExtremes) {
   for (float (*f)(float) :
        {+[](float x) { return tanh_f32(x); }, +[](float x) { return erf_f32(x); }}) {

@@ -181,6 +181,38 @@ def gradients_of_a_layer_under_ddp():
     return found
 
 
+def refusals_of_experts_that_all_have():
+    """Of layers with all experts, whose weights DDP or FSDP2 has in its hands."""
+    found = []
+    with pytest.raises(ValueError, match="averages") as error:
+        backward(DistributedDataParallel(make_model(deferred=True)), batch())
+    found.append(str(error.value))
+
+    def sharded(**options):
+        model = make_model(**options)
+        fully_shard(model, mesh=cpu_mesh())
+        model.set_force_sum_reduction_for_comms(True)
+        return model
+
+    with pytest.raises(RuntimeError, match="gathered by FSDP2") as error:
+        backward(sharded(deferred=True), batch())
+    found.append(str(error.value))
+    model = sharded(main_grad=torch.float32)
+    for turn in range(2):
+        with pytest.raises(ValueError, match="its weights have none") as error:
+            backward(model, batch())
+        found.append(str(error.value))
+        if turn == 0:  # which once made others
+            model.load_state_dict(model.state_dict())
+    return found
+
+
+def test_what_never_reaches_experts_that_all_have_is_refused():
+    first, second = run_ranks(RANKS, refusals_of_experts_that_all_have)
+    assert first == second
+    assert all("ignore" in sentence for sentence in first)
+
+
 def test_routers_under_ddp_count_their_own_tokens():
     found = run_ranks(RANKS, loads_under_ddp)
     for load, counted, (alone, wrapped) in found:

@@ -204,11 +204,16 @@ def test_main_grads():
     ):
         with pytest.raises(error, match=words):
             call(case, main_grads=main)
-    tied = [[gradient[0]] * len(gradient) for gradient in fp32]
+    tied = [[fp32[0][0]] * len(fp32[0]), list(fp32[1])]
     with pytest.raises(
-        ValueError, match=r"main_grads\[0\]\[1\] is the memory of main_grads\[0\]\[0\]"
+        ValueError, match=r"main_grads\[0\]\[1\] has memory of main_grads\[0\]\[0\]"
     ):
         call(case, main_grads=tied)
+    size = fp32[0].numel()
+    buffer = torch.zeros(size + fp32[1].numel() - 1)
+    shifted = buffer[:size].view_as(fp32[0]), buffer[size - 1 :].view_as(fp32[1])
+    with pytest.raises(ValueError, match=r"main_grads\[1\] has memory of main_grads\[0\]"):
+        call(case, main_grads=shifted)
 
 
 @pytest.mark.parametrize("name", ["x", "ids", "probs", "w1", "w2"])

@@ -205,6 +205,15 @@ def test_twice_differentiable_is_refused():
         dx.sum().backward()
 
 
+def test_twice_differentiable_is_refused_of_identity_experts():
+    case = make_case().requires_grad()
+    case.ids[:, 1] = 8
+    out = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, zero_experts=1)
+    (dx,) = torch.autograd.grad(out.float().square().sum(), case.x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(dx.float().square().sum(), case.x)
+
+
 def test_a_functional_call_has_the_weights_that_it_is_given():
     torch.manual_seed(2)
     layer, other = (uniep.MoELayer(64, 32, 8, 2).bfloat16() for _ in range(2))

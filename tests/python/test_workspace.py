@@ -82,6 +82,62 @@ def test_overflow_as_a_flag():
         assert_same(step(big, workspace=own), step(big))
 
 
+@pytest.mark.parametrize("main", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": True}, {"combine_groups": 2}, {"shared_apart": True}],
+    ids=lambda options: "".join(options) or "in the pass",
+)
+def test_overflow_as_a_flag_leaves_shared_experts_alone(options, main):
+    case = make_case(tokens=600, topk=1)
+    case.ids.zero_()
+    w1, w2 = case.w1, case.w2
+    weights = {"w1": w1, "w2": w2}
+    if "bias" in options:
+        weights |= {"b1": w1[:, :, 0].contiguous(), "b2": w2[:, :, 0].contiguous()}
+    weights |= {"shared_w1": w1[:1].clone(), "shared_w2": w2[:1].clone()}
+    shared_probs = torch.rand(600, 1).requires_grad_()
+    for weight in weights.values():
+        weight.requires_grad_()
+    mains = tuple(torch.full_like(weight, 3, dtype=torch.float32) for weight in weights.values())
+    given = {"shared_probs": shared_probs, "main_grads": mains if main else None}
+    rows = 512 if options else 512 + 640  # shared experts that are part of the pass have 640
+    options = {"capacity_rows": rows, "on_overflow": "flag", "shared_experts": 1, **options}
+
+    def run(own):
+        out = uniep.moe(case.x, case.ids, case.probs, **weights, **given, workspace=own)
+        out.backward(case.dy)
+        return out
+
+    with workspace(case, **options) as own:
+        assert run(own).isnan().all()
+        overflow = own.overflow.clone()
+        assert overflow[0] == uniep.Overflow.ROWS
+        assert not shared_probs.grad.any()
+        found = mains if main else [weight.grad for weight in weights.values()]
+        assert all((gradient == (3 if main else 0)).all() for gradient in found)
+        # A flag that stays up says nothing of a later call.
+        case.ids.fill_(-1)[:20] = 0
+        assert run(own).isfinite().all()
+        assert torch.equal(own.overflow, overflow)
+        assert all((gradient != (3 if main else 0)).any() for gradient in found)
+        assert all(gradient.isfinite().all() for gradient in found)
+
+
+def test_overflow_as_a_flag_leaves_identity_experts_alone():
+    case = make_case(tokens=300, topk=2)
+    case.ids[:, 0], case.ids[:, 1] = 0, 8
+    case.requires_grad()
+    with workspace(case, capacity_rows=256, on_overflow="flag") as own:
+        out = uniep.moe(
+            case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, zero_experts=1
+        )
+        found = gradients(case, out)
+        assert found[0].isnan().all() and found[1].isnan().all()
+        assert all((gradient == 0).all() for gradient in found[2:])
+        assert own.overflow.tolist() == [1, 384]
+
+
 def test_a_backward_of_before_it_grew_is_refused():
     case = make_case(tokens=300).requires_grad()
     with workspace(case) as own:

@@ -36,6 +36,22 @@ TEST(Rail, BlocksOfAllSizesArriveWhole) {
   EXPECT_TRUE(std::equal(sent.begin(), sent.end(), rails[1].memory().begin()));
 }
 
+/// In a process that has not loaded libfabric yet.
+TEST(RailDeathTest, TheProgramsSignalHandlersStay) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const int number : {SIGTERM, SIGINT, SIGABRT}) {
+    EXPECT_EXIT(
+        {
+          std::signal(number, [](int) { std::_Exit(7); });
+          const Rails rails({.hosts = 2, .local_ranks = 1}, 64);
+          std::raise(number);
+          std::_Exit(8);
+        },
+        ::testing::ExitedWithCode(7), "")
+        << number;
+  }
+}
+
 TEST(Rail, SegmentsGoToTheirPlacesAndSignalsToTheirRanks) {
   Rails rails({.hosts = 2, .local_ranks = 2}, 64);
   const std::vector<std::byte> sent = pattern(8, 2);

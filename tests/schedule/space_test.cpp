@@ -76,16 +76,17 @@ TEST(Space, ARingOfRowsLeavesNoChoiceOfSomeAxes) {
     EXPECT_EQ(s.dispatch_wire, DispatchWire::kRows);
     EXPECT_EQ(s.wgrad, WgradPlacement::kInterleaved);
   });
-  // dispatch_workers x lag, times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of push_depth.
-  EXPECT_EQ(space.size(), 2 * 2 * 3 * 2 * 2);
+  // dispatch_workers x lag, times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of push_depth, 2 of
+  // wgrad_run.
+  EXPECT_EQ(space.size(), 2 * 2 * 3 * 2 * 2 * 2);
 }
 
 TEST(Space, CountsOfASmallOneByHand) {
   // waves x dispatch_workers x lag: 2 x 1 x 1 of separate, where the latter two have no effect;
   // 1 x 2 x 2 of pipelined; 2 x 2 x 2 of single. Times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of
-  // push_depth, and in backward 2 of wgrad.
+  // push_depth, and in backward 2 of wgrad and 2 of wgrad_run.
   EXPECT_EQ(small(Pass::kForward).size(), (2 + 4 + 8) * 3 * 2 * 2);
-  EXPECT_EQ(small(Pass::kBackward).size(), (2 + 4 + 8) * 3 * 2 * 2 * 2);
+  EXPECT_EQ(small(Pass::kBackward).size(), (2 + 4 + 8) * 3 * 2 * 2 * 2 * 2);
 }
 
 /// The points that another value on one axis makes of `s`: what else differs had no effect before,
