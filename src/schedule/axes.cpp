@@ -201,10 +201,10 @@ const std::vector<Axis>& make_axes() {
           "behind each expert's dfc1",
           kInBackward),
       number<&Schedule::wgrad_run>(
-          "wgrad_run", {0, 64}, Neutral(1), {{1, 4}, {0, 1, 2, 8}},
+          "wgrad_run", {0, 64}, Neutral(1), {{1, 4}, {0, 1, 2, 4}},
           "tiles of a weight gradient that a worker draws at a time, where an expert has up to 64 "
           "rows; half as many with up to 128, a third with up to 192, and so on, at least one; "
-          "0: 4, or fewer where experts have few tiles",
+          "0: 8, or fewer where experts have few tiles",
           kInBackward),
   };
   return kAxes;

@@ -31,7 +31,7 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem) {
     const std::int64_t tiles = problem.num_experts *
                                ceil_div<std::int64_t>(problem.hidden, s.tile_m) *
                                ceil_div<std::int64_t>(problem.intermediate, s.tile_n);
-    s.wgrad_run = static_cast<int>(std::clamp<std::int64_t>(tiles / 256, 1, 4));
+    s.wgrad_run = static_cast<int>(std::clamp<std::int64_t>(tiles / 128, 1, 8));
   }
   return s;
 }

@@ -17,7 +17,7 @@ std::int64_t token_bucket(std::int64_t tokens);
 /// at most 8 and 32. So a GPU's warps all have tokens to pull, and its SMs tokens to sum, however
 /// few there are, and all ranks agree, however many each has (docs/performance.md, "Few tokens").
 /// Where dispatch has a launch of its own, and with it all warps, `pull_tokens=0` is at most 2:
-/// tasks must be small to divide evenly among so many. `wgrad_run=0` is 4, or fewer where all dw2
+/// tasks must be small to divide evenly among so many. `wgrad_run=0` is 8, or fewer where all dw2
 /// together have less than 1024 tiles, so that workers all have some.
 Schedule with_sizes(const Schedule& schedule, const Problem& problem);
 
