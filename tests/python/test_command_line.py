@@ -43,10 +43,20 @@ def test_tune_and_schedule(tmp_path, monkeypatch):
         uniep.tune(*shape, ranks=3)
 
 
+def tuned_in_time(*shape, **options):
+    """What uniep.tune gives within 2 seconds, or 20 where the machine is too busy for that."""
+    try:
+        return uniep.tune(*shape, budget=2, **options)
+    except RuntimeError as error:
+        if "is too small" not in str(error):
+            raise
+    return uniep.tune(*shape, budget=20, **options)
+
+
 def test_tune_within_a_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
     shape = (64, 32, 8, 2, 64)
-    figures = uniep.tune(*shape, budget=2, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
+    figures = tuned_in_time(*shape, memory=1.0, layers=2, in_flight=3, weight_bytes=18)
     memory = figures["memory"]
     assert (memory["layers"], memory["in_flight"], memory["bytes_of_parameter"]) == (2, 3, 18)
     best = memory["choices"][memory["fastest"]]

@@ -5,7 +5,8 @@
 
 namespace uniep::cuda {
 
-/// What is left of a draw: in shared memory, since some kernels have no registers for it.
+/// What is left of a draw of several tasks: in shared memory, since some kernels have no registers
+/// for it.
 struct DrawAtHand {
   int lane;            // of the window, which has the draw's block
   std::uint32_t next;  // task of the block
@@ -23,9 +24,9 @@ class QueueWindow {
     keep({});
   }
 
-  /// Stands at what `queue_draw` returns. By all lanes, of the same index, which is never less than
-  /// the last.
-  __device__ __forceinline__ void draw(std::uint32_t index) {
+  /// The first task of what `queue_draw` returns. By all lanes, of the same index, which is never
+  /// less than the last, when nothing is left.
+  __device__ __forceinline__ Task draw(std::uint32_t index) {
     int entry = lane_of(index);
     // Those that it is mixed with stand on either side, and the end of the last counts too.
     static_assert(2 * kMostMixedBlocks <= 32, "no place in the window would do");
@@ -40,27 +41,35 @@ class QueueWindow {
         static_cast<std::uint32_t>(mix.listed_index(begin, entry, index, view_.schedule.mix_run));
     const int found = lane_of(at);
     const std::uint32_t run = of_lane(run_, found);
-    const std::uint32_t next = (at - of_lane(begin_, found)) * run;
-    keep({found, next, run == 1 ? 1 : min_of(run, of_lane(rows_ * cols_, found) - next)});
+    const std::uint32_t first = (at - of_lane(begin_, found)) * run;
+    if (run > 1) {
+      keep({found, first + 1, min_of(run, of_lane(rows_ * cols_, found) - first) - 1});
+    }
+    return task_of(found, first);
   }
 
   /// Tasks of the draw that have not been taken.
   __device__ __forceinline__ std::uint32_t left() const { return at_hand_.left; }
 
-  /// Takes one. By all lanes.
-  __device__ __forceinline__ Task take() {
+  /// The next of these. By all lanes.
+  __device__ __forceinline__ Task next() {
     const DrawAtHand at = at_hand_;
     keep({at.lane, at.next + 1, at.left - 1});
-    const BlockGrid grid{of_lane(expert_, at.lane), of_lane(rows_, at.lane),
-                         of_lane(cols_, at.lane), of_lane(first_task_, at.lane)};
-    return block_task(view_, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), at.lane)),
-                      grid, at.next);
+    return task_of(at.lane, at.next);
   }
 
  private:
   /// The block that holds task `index` if none are mixed.
   __device__ __forceinline__ int lane_of(std::uint32_t index) const {
     return __popc(__ballot_sync(kWholeWarp, begin_ <= index)) - 1;
+  }
+
+  /// Number `index` of a lane's block.
+  __device__ __forceinline__ Task task_of(int lane, std::uint32_t index) const {
+    const BlockGrid grid{of_lane(expert_, lane), of_lane(rows_, lane), of_lane(cols_, lane),
+                         of_lane(first_task_, lane)};
+    return block_task(view_, static_cast<Stage>(of_lane(static_cast<int>(block_.stage), lane)),
+                      grid, index);
   }
 
   template <class T>

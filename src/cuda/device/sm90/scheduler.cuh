@@ -104,14 +104,15 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
     if (taken > 0) ptx::mbarrier_wait(&shared.wanted, (taken - 1) & 1);
     const int slot = taken % kWorkSlots;
     ptx::mbarrier_wait(&shared.work_empty[slot], (taken / kWorkSlots & 1) ^ 1);
-    if (window.left() == 0) {
+    Task task;
+    if (window.left() > 0) {
+      task = window.next();
+    } else {
       std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
       i = __shfl_sync(kWholeWarp, i, 0);
       running = i < size;
-      if (running) window.draw(i);
+      if (running) task = window.draw(i);
     }
-    Task task;
-    if (running) task = window.take();
     if (first_lane) {
       TileWork work{.stage = kNoStage};
       if (running) {
