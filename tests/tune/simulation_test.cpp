@@ -96,19 +96,6 @@ TEST(Simulate, NoProductTakesLessThanTheDrawOfTheNext) {
   EXPECT_DOUBLE_EQ(seconds(), 48);
 }
 
-TEST(Simulate, TilesThatAreDrawnTogetherTakeOneDraw) {
-  const auto plans = even_plans(kProblem, 1, 128);
-  MachineProfile profile = made_up_profile();
-  profile.draw_s = 3;
-  const auto seconds = [&](const char* run) {
-    const Schedule s = parse_schedule(cat("tile_m=64,tile_n=128,wgrad_run=", run));
-    return simulate(plans, Pass::kBackward, s, profile).seconds;
-  };
-  EXPECT_DOUBLE_EQ(seconds("1"), 3 * (4 + 8 + 16 + 32));
-  // 4 tiles of wgrad2 an expert, and 8 of wgrad1, the last three of each draw a second each.
-  EXPECT_DOUBLE_EQ(seconds("4"), 3 * (4 + 8) + (3 + 3) * (4 + 8));
-}
-
 TEST(Simulate, TasksThatAreFewMoveTheirBytesFaster) {
   const auto plans = even_plans(kProblem, 1, 128);
   MachineProfile profile = made_up_profile();

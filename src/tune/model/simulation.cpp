@@ -356,7 +356,7 @@ void Simulation::compute(int index) {
   Unit& unit = units_[static_cast<std::size_t>(index)];
   SimulatedRank& r = simulated(unit.rank);
   const Task& task = unit.task;
-  double work = r.costs.of(r.view(), task, unit.taken == 1);
+  double work = r.costs.of(r.view(), task);
   if (r.view().stage(task.stage).kind == StageKind::kProduct && r.pulling > 0)
     work *= profile_.beside_link;
   cores_.start(index, work, now_);

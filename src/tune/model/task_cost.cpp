@@ -130,7 +130,7 @@ double TaskCosts::padded(std::int64_t real, std::int64_t whole) const {
   return static_cast<double>(real) + profile_.padding * static_cast<double>(whole - real);
 }
 
-double TaskCosts::product(const PassView& v, const Task& task, bool is_drawn) const {
+double TaskCosts::product(const PassView& v, const Task& task) const {
   const GemmCost& cost = *by_stage_[static_cast<int>(task.stage)];
   const ProductSize size = product_size(v, task);
   const double m = padded(size.m, v.schedule.tile_m);
@@ -140,10 +140,10 @@ double TaskCosts::product(const PassView& v, const Task& task, bool is_drawn) co
                              cost.per_nk * n * k + cost.per_mn * m * n;
   // What a worker has of the memory's bandwidth while all use it, reduce shows.
   const double moving = profile_.reduce.per_byte * traffic_.bytes(v, task, size);
-  return share_of_plain_ * std::max({multiplying, moving, is_drawn ? profile_.draw_s : 0.0});
+  return share_of_plain_ * std::max({multiplying, moving, profile_.draw_s});
 }
 
-double TaskCosts::of(const PassView& v, const Task& task, bool is_drawn) const {
+double TaskCosts::of(const PassView& v, const Task& task) const {
   const StageView& stage = v.stage(task.stage);
   // Communication all of it, adding up included, which takes no longer than copying.
   if (stage.side == StageSide::kRail) {
@@ -155,7 +155,7 @@ double TaskCosts::of(const PassView& v, const Task& task, bool is_drawn) const {
     case StageKind::kSum:
       return move_cost(profile_.reduce, move_size(v, task), tasks_of(v, stage));
     case StageKind::kProduct:
-      return product(v, task, is_drawn);
+      return product(v, task);
   }
   return 0;
 }

@@ -20,14 +20,13 @@ class TaskCosts {
   /// Of `workers` that compute side by side.
   TaskCosts(const MachineProfile& profile, const PassView& view, int workers);
 
-  /// `is_drawn`: it is the first of a draw, which a product takes as long as at least.
-  double of(const PassView& v, const Task& task, bool is_drawn) const;
+  double of(const PassView& v, const Task& task) const;
 
  private:
   /// As long as the multiplications take or, where that is longer, as memory takes: small batches
   /// multiply less than the weights that they read take to come, and so does a walk that reads them
   /// again and again.
-  double product(const PassView& v, const Task& task, bool is_drawn) const;
+  double product(const PassView& v, const Task& task) const;
   /// Rows or columns of a tile, those that it lacks at the price of padding.
   double padded(std::int64_t real, std::int64_t whole) const;
 
