@@ -80,8 +80,9 @@ Bounded with_step(Bounded derivative, double at, const Bounded& z) {
   return derivative;
 }
 
-Bounded with_cancellation(Bounded v, const Bends& bends, const Bounded& z) {
-  if (bends.cancels) v.square += squared(kFp32Unit * (1 + std::abs(z.value)));
+/// `terms`: how large the terms of the sum that cancels are.
+Bounded with_cancellation(Bounded v, const Bends& bends, double terms) {
+  if (bends.cancels) v.square += squared(kFp32Unit * terms);
   return v;
 }
 
@@ -92,13 +93,15 @@ struct BoundedArithmetic {
   static Bounded gate(Activation a, const Bounded& z) {
     const ExactValueSlope exact = exact_gate(a, z.value);
     const Bends bends = bends_of(a);
-    return with_cancellation(mapped(exact.value, exact.slope, bends.value, z), bends, z);
+    // z times a sum, so that near 0 nothing is lost.
+    const Bounded smooth = mapped(exact.value, exact.slope, bends.value, z);
+    return with_cancellation(smooth, bends, std::abs(z.value));
   }
   static Bounded gate_slope(Activation a, const Bounded& z) {
     const Bends bends = bends_of(a);
     const double slope = exact_gate(a, z.value).slope;
     const Bounded smooth = mapped(slope, bends.value, bends.slope, z);
-    return with_step(with_cancellation(smooth, bends, z), bends.step_at, z);
+    return with_step(with_cancellation(smooth, bends, 1 + std::abs(z.value)), bends.step_at, z);
   }
   static Bounded up(Activation a, const Bounded& z) {
     const std::optional<Bends> bends = bends_of_up(a);
@@ -113,7 +116,8 @@ struct BoundedArithmetic {
       const double limit = exact_activations::limit_of(a);
       return with_step({slope, 0}, z.value < 0 ? -limit : limit, z);
     }
-    return with_cancellation(mapped(slope, bends->value, bends->slope, z), *bends, z);
+    const Bounded smooth = mapped(slope, bends->value, bends->slope, z);
+    return with_cancellation(smooth, *bends, 1 + std::abs(z.value));
   }
 };
 
