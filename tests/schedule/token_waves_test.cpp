@@ -21,16 +21,18 @@ int distance(const PassView& v, int host) {
   return (host - v.first_host + v.gathered_hosts) % v.gathered_hosts;
 }
 
+constexpr int kRandomPasses = 2000;
+
 /// check(view of each rank) of random passes whose tokens come in waves.
 template <class Check>
 void for_each_in_waves(const Check& check) {
   int found = 0;
-  for_each_rank_of_random_passes(2000, 200, [&](const RoutingPlan&, const PassView& v) {
+  for_each_rank_of_random_passes(kRandomPasses, 200, [&](const RoutingPlan&, const PassView& v) {
     if (!v.comes_in_waves() || !v.moves_data()) return;
     ++found;
     check(v);
   });
-  EXPECT_GT(found, cases(2000) / 10);
+  EXPECT_GT(found, cases(kRandomPasses) / 10);
 }
 
 TEST(TokenWaves, NoLaunchReadsTokensThatComeLater) {
@@ -156,7 +158,10 @@ TEST(TokenWaves, TheSeamHasTilesOfTheLastHostAndOthersAlone) {
       behind_it += rows.back() >= v.schedule.tile_m ? 1 : 0;
     }
   });
-  EXPECT_GT(behind_it, 0);
+  // In a tenth of the cases there may be none.
+  if (cases(kRandomPasses) >= kRandomPasses) {
+    EXPECT_GT(behind_it, 0);
+  }
 }
 
 TEST(TokenWaves, BackwardInARingHasNone) {
