@@ -336,7 +336,7 @@ class MoELayer(nn.Module):
         if self._main_grad is None:
             return
         for weight, kept in zip(self._own_weights(), before or (None,) * 4, strict=False):
-            if isinstance(weight, DTensor):  # FSDP2's: calls have others in its place
+            if isinstance(weight, DTensor):  # FSDP2's: calls have others in its place, with grad
                 continue
             main: Tensor | None = getattr(weight, "main_grad", kept)
             if main is None or main.is_meta:
@@ -369,13 +369,6 @@ class MoELayer(nn.Module):
     def _main_grads(self) -> tuple[Tensor, ...] | None:
         """What a call adds gradients to. Of shared experts only what somebody else has made."""
         having = [weight for weight in self._weights() if hasattr(weight, "main_grad")]
-        learns = any(weight.requires_grad for weight in self._own_weights())
-        if self._main_grad is not None and learns and not having:
-            raise ValueError(
-                f"the layer has main_grad={self._main_grad}, and its weights have none, as those "
-                "that FSDP2 gathers; leave experts out (ignored_params of fully_shard), or make "
-                "the layer without main_grad"
-            )
         if not any(weight.requires_grad for weight in having):
             return None
         if len(having) not in (len(self._own_weights()), len(self._weights())) or not hasattr(

@@ -197,20 +197,29 @@ def refusals_of_experts_that_all_have():
     with pytest.raises(RuntimeError, match="gathered by FSDP2") as error:
         backward(sharded(deferred=True), batch())
     found.append(str(error.value))
-    model = sharded(main_grad=torch.float32)
-    for turn in range(2):
-        with pytest.raises(ValueError, match="its weights have none") as error:
+    return found, gradients_of_shards(sharded)
+
+
+def gradients_of_shards(sharded):
+    """Of experts that FSDP2 shards: with main gradients, before and behind a load, and without."""
+    found = []
+    for options in ({"main_grad": torch.float32}, {}):
+        model = sharded(**options)
+        for _ in range(2):
+            model.zero_grad()
             backward(model, batch())
-        found.append(str(error.value))
-        if turn == 0:  # which once made others
+            experts = model[1].w1, model[1].w2
+            found.append([gradient_of(weight).full_tensor() for weight in experts])
             model.load_state_dict(model.state_dict())
     return found
 
 
-def test_what_never_reaches_experts_that_all_have_is_refused():
-    first, second = run_ranks(RANKS, refusals_of_experts_that_all_have)
+def test_gradients_reach_experts_that_all_have_or_are_refused():
+    (first, shards), (second, _) = run_ranks(RANKS, refusals_of_experts_that_all_have)
     assert first == second
     assert all("ignore" in sentence for sentence in first)
+    for found in shards:
+        assert all(map(torch.equal, found, shards[-1])) and all(map(torch.any, found))
 
 
 def test_routers_under_ddp_count_their_own_tokens():
