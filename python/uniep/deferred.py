@@ -150,10 +150,9 @@ def refuse_hooks(weights: Experts) -> None:
 
 def refuse_averaged(weights: Experts) -> None:
     """Raises ValueError where DistributedDataParallel, in whose forward this is, averages one."""
-    model = DistributedDataParallel._active_ddp_module
-    if model is None:
-        return
-    averaged = {id(parameter) for parameter in model._module_parameters}
+    # PyTorch's own names, which it may change; then nobody is told.
+    model = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    averaged = {id(parameter) for parameter in getattr(model, "_module_parameters", ())}
     for name, weight in weights.routed().named():
         if weight.requires_grad and id(weight) in averaged:
             raise ValueError(

@@ -156,19 +156,19 @@ def moe(
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
     choices = Choices(
-        max_tokens,
-        capacity_rows,
-        save,
-        recompute_h,
-        backward_rows,
-        activation,
-        probs,
-        combine_groups,
-        combine_partials,
-        row_pool,
-        exact_rows,
-        exact_hosts,
-        schedule,
+        max_tokens=max_tokens,
+        capacity_rows=capacity_rows,
+        save=save,
+        recompute_h=recompute_h,
+        backward_rows=backward_rows,
+        activation=activation,
+        probs=probs,
+        combine_groups=combine_groups,
+        combine_partials=combine_partials,
+        row_pool=row_pool,
+        exact_rows=exact_rows,
+        exact_hosts=exact_hosts,
+        schedule=schedule,
     )
     choices.check()
     if deferred is not None:
