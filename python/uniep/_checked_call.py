@@ -124,12 +124,12 @@ class CheckedCall(NamedTuple):
         flag = workspace.flag
         if over.faults is not None:
             # Of this call alone: the fault that this host finds, which all then agree on.
-            flag, overflow = True, torch.zeros_like(workspace.overflow)
+            flag = True
+            if self.fault is None:
+                overflow = torch.zeros_like(overflow)
         added = None if more is None else more()
         out = self._fused(tokens, ids, probs, flag, overflow, crossing)
         collected: Tensor = from_all_hosts(over, out, own, overflow, back, added)
-        if self.fault is not None and over.faults is not None:
-            self.fault.copy_(overflow)
         self._tell_workspace()
         return collected
 

@@ -181,7 +181,7 @@ def gradients_of_a_layer_under_ddp():
     return found
 
 
-def refusals_of_experts_that_all_have():
+def experts_that_all_have():
     """Of layers with all experts, whose weights DDP or FSDP2 has in its hands."""
     found = []
     with pytest.raises(ValueError, match="averages") as error:
@@ -215,7 +215,7 @@ def gradients_of_shards(sharded):
 
 
 def test_gradients_reach_experts_that_all_have_or_are_refused():
-    (first, shards), (second, _) = run_ranks(RANKS, refusals_of_experts_that_all_have)
+    (first, shards), (second, _) = run_ranks(RANKS, experts_that_all_have)
     assert first == second
     assert all("ignore" in sentence for sentence in first)
     for found in shards:
