@@ -61,6 +61,9 @@ def flagged() -> dict[str, object]:
         found["overflow"] = own.overflow.tolist()
         fewer = part_of(some_nowhere(many()))
         found["refused, exact hosts"] = step(fewer, workspace=own, exact_hosts=True)
+        mixed = part_of(many())
+        mixed.ids[:, 3] = EXPERTS
+        found["refused, identity experts"] = step(mixed, workspace=own, zero_experts=1)
         main = tuple(torch.ones(w.shape, dtype=torch.float32) for w in (case.w1, case.w2))
         tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
         uniep.moe(*tensors, workspace=own, main_grads=main).backward(case.dy)
@@ -135,7 +138,9 @@ def ranks() -> list[dict[str, object]]:
     return run_ranks(SIZE, all_of_them)
 
 
-@pytest.mark.parametrize("refused", ["refused", "refused, exact hosts"])
+@pytest.mark.parametrize(
+    "refused", ["refused", "refused, exact hosts", "refused, identity experts"]
+)
 def test_a_fault_is_a_value_on_all_hosts(ranks, refused):
     for result in (rank["flagged"] for rank in ranks):
         out, dx, dprobs, dw1, dw2 = result[refused]
