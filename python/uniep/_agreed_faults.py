@@ -8,17 +8,15 @@ NaN on every host. Behind the pass the hosts agree on the largest fault, by one 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from . import _library
+from ._host_mesh import HostMesh
 from ._overflow import Overflow
-
-if TYPE_CHECKING:
-    from .hosts import HostMesh
 
 __all__ = ["AgreedFaults"]
 

@@ -5,14 +5,12 @@ The library compares the ranks of one host. Between hosts nobody else does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from . import _library
-
-if TYPE_CHECKING:
-    from .hosts import HostMesh
+from ._host_mesh import HostMesh
 
 __all__ = ["require_same"]
 

@@ -12,17 +12,15 @@ products of probability and row: the fused layer multiplies dy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._exchange import Found
+from ._host_mesh import HostMesh
 from ._ops import ops
 from ._routes import RoutesOfSlots
-
-if TYPE_CHECKING:
-    from .hosts import HostMesh
 
 __all__ = ["AllRows", "RowsOfCall", "tokens_of"]
 

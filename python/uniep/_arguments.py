@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +21,7 @@ from ._forms import (
 )
 from .arithmetic import Arithmetic
 from .deferred import refuse_averaged, refuse_hooks
-
-if TYPE_CHECKING:
-    from .workspace import Workspace
+from .workspace import Workspace
 
 __all__ = [
     "autocast",

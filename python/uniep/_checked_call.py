@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ._crossing import Crossing
 from ._forms import Experts
+from ._moe_in_pages import moe_in_pages
 from ._passes import moe_in_tensors
 from ._shared_apart import alone, for_both, slots_of
 from .deferred import DeferredWeights
 from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
-from .row_pool import moe_in_pages
 from .workspace import Workspace
 
 __all__ = ["CheckedCall"]

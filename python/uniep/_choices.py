@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ._forms import Experts
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import Save, check_save
 from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
-
-if TYPE_CHECKING:
-    from ._forms import Experts
-    from .row_pool import RowPoolLike
+from .row_pool import RowPoolLike
 
 __all__ = ["Choices", "LayerKind", "check_schedule"]
 

@@ -15,17 +15,15 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _exchange as exchange
 from ._all_rows import AllRows, RowsOfCall
+from ._host_mesh import HostMesh
 from ._routes import Routes
-
-if TYPE_CHECKING:
-    from .hosts import HostMesh
 
 __all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_backward"]
 

@@ -9,16 +9,13 @@ such a host would have found.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._host_mesh import HostMesh
 from ._routes import Routes
-
-if TYPE_CHECKING:
-    from .hosts import HostMesh
 
 __all__ = [
     "Found",

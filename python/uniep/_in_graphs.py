@@ -7,22 +7,17 @@ from types import FrameType
 
 import torch
 
-from . import _shared_workspaces
-from ._outside_graphs import OUTSIDE
+from ._compiler_registry import CONSTANT, OUTSIDE
 
 for _name, (_function, _reason) in OUTSIDE.items():
     globals()[_name] = torch.compiler.disable(  # type: ignore[no-untyped-call]
         _function, reason=_reason
     )
 
-# Called while a graph is made, which their results are constants of.
-prepare = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    _shared_workspaces.prepare
-)
-room = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    _shared_workspaces.room
-)
-
+for _name, _function in CONSTANT.items():
+    globals()[_name] = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+        _function
+    )
 
 # How PyTorch's compiler names what it traces a checkpoint's function with.
 _TRACES_CHECKPOINT = "CheckpointHigherOrderVariable"

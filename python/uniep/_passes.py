@@ -30,7 +30,7 @@ from ._split_backward import (
 )
 from .deferred import (
     DeferredWeights,
-    _Pending,
+    Pending,
     behind_data,
     check_waits,
     first_copy,
@@ -142,7 +142,7 @@ class _MoeInTensors(torch.autograd.Function):
                     ctx.layout,
                     waves,
                 )
-            pending = _Pending(
+            pending = Pending(
                 key=ctx.key,
                 plan=plan,
                 x_rows=x_rows,

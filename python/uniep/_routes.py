@@ -9,13 +9,11 @@ fused layer takes all rows in the order that it would have taken them in.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .hosts import HostMesh
+from ._host_mesh import HostMesh
 
 __all__ = ["Routes", "RoutesOfSlots"]
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._forms import Experts
+from ._host_mesh import HostMesh
 from .arithmetic import Arithmetic
-from .hosts import ROW_ALIGN, HostMesh
+from .hosts import ROW_ALIGN
 
 __all__ = ["alone", "are_apart", "for_both", "rows_of", "slots_of"]
 

@@ -10,7 +10,7 @@ import torch
 
 from . import _library
 from ._choices import LayerKind
-from ._outside_graphs import outside_graphs
+from ._outside_graphs import constant_in_graphs, outside_graphs
 from .group import Group, GroupLike, group_named, group_of, groups_known
 from .hosts import host_mesh, within_host
 from .row_pool import RowPool, RowPoolLike, shared_pool
@@ -58,8 +58,6 @@ def _shared(
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
         # The compiler cannot see into libraries: what is missing is made while it looks on.
-        from ._in_graphs import prepare, room
-
         # Sizes of tensors that have changed are symbols of the graph. The number of tokens stays
         # one where there is room for it.
         figures: list[Any] = [_as_constant(f) if type(f) is int else f for f in kind]
@@ -99,7 +97,7 @@ class _Place(NamedTuple):
 
     def known(self, row_pool: RowPool | None) -> dict[tuple[object, ...], Workspace]:
         """Those that there are. They hold their pool: so it is the pool that holds them."""
-        return self.owner.workspaces if row_pool is None else row_pool.workspaces
+        return (self.owner if row_pool is None else row_pool).workspaces
 
     def key(self, kind: LayerKind) -> tuple[object, ...]:
         """Of a workspace among these."""
@@ -228,6 +226,7 @@ def _as_constant(number: int) -> int:
     return high
 
 
+@constant_in_graphs
 def room(group: GroupLike | str, device: str, *figures: Any) -> int:
     """Tokens that there is a workspace for, of those that :func:`shared_workspace` finds."""
     place = _Place.of(_given(group), torch.device(device))
@@ -239,6 +238,7 @@ def room(group: GroupLike | str, device: str, *figures: Any) -> int:
 _prepared: dict[str, weakref.ref[Workspace]] = {}
 
 
+@constant_in_graphs
 def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *figures: Any) -> str:
     """The name of the one that :func:`shared_workspace` returns, which it makes if need be.
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._crossing import Crossing, crosses_under_weights
-from .deferred import behind_data
-
-if TYPE_CHECKING:
-    from ._forms import Experts
-    from .deferred import _Pending, _PendingPages
+from ._forms import Experts
+from .deferred import Pending, PendingPages, behind_data
 
 __all__ = [
     "Asked",
@@ -109,7 +106,7 @@ def gradients_of_weights(
     asked: Asked,
     ahead: Crossing | None,
     dy: Tensor,
-    call: _Pending | _PendingPages,
+    call: Pending | PendingPages,
     dx: Tensor,
     dprobs: Tensor,
 ) -> Any:
@@ -134,10 +131,10 @@ def gradients_of_weights(
 class _Left(NamedTuple):
     dy: Tensor
     version: int
-    call: _Pending | _PendingPages
+    call: Pending | PendingPages
 
 
-def weights_left(ctx: Any, dy: Tensor) -> _Pending | _PendingPages | None:
+def weights_left(ctx: Any, dy: Tensor) -> Pending | PendingPages | None:
     """What :func:`gradients_of_weights` left for later, if it was of the same `dy`.
 
     Once: a backward that asks for weight gradients again computes everything anew.

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ._crossing import Crossing
 from ._forms import Experts
 from ._library import refusals
 from ._ops import ops
 from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._staying import Staying
+from .row_pool import SavedPages
 
-if TYPE_CHECKING:
-    from ._crossing import Crossing
-    from .row_pool import SavedPages
-
-__all__ = ["DeferredWeights", "backward_weights"]
+__all__ = ["DeferredWeights", "Pending", "PendingPages", "backward_weights"]
 
 
 @dataclass(frozen=True)
-class _Pending:
+class Pending:
     """What the weight gradients of one backward are computed of, and where they go.
 
     `shared` has dy and x where there are shared experts in the pass, whose weight gradients read
@@ -56,7 +54,7 @@ class _Pending:
 
 
 @dataclass(frozen=True)
-class _PendingPages:
+class PendingPages:
     """The same of a call that keeps its rows in a row pool; `saved` is its SavedPages."""
 
     key: Tensor
@@ -82,13 +80,13 @@ class DeferredWeights:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[_Pending | _PendingPages] = deque()
+        self._pending: deque[Pending | PendingPages] = deque()
 
-    def add(self, pending: _Pending | _PendingPages) -> None:
+    def add(self, pending: Pending | PendingPages) -> None:
         """Called by the backward of :func:`uniep.moe`."""
         self._pending.append(pending)
 
-    def pop(self) -> _Pending | _PendingPages:
+    def pop(self) -> Pending | PendingPages:
         """The one that waits longest."""
         return self._pending.popleft()
 
@@ -198,7 +196,7 @@ def backward_weights(deferred: DeferredWeights) -> None:
             _add_gradients(call.weights, gradients)
 
 
-def _hold_for_current_stream(call: _Pending | _PendingPages) -> None:
+def _hold_for_current_stream(call: Pending | PendingPages) -> None:
     """PyTorch hands memory on in the order of the stream that it was made on: that of backward."""
     for tensor in call.memory():
         if tensor is not None and tensor.is_cuda:
@@ -206,7 +204,7 @@ def _hold_for_current_stream(call: _Pending | _PendingPages) -> None:
 
 
 def behind_data(
-    call: _Pending | _PendingPages,
+    call: Pending | PendingPages,
     deferred: DeferredWeights | None,
     crossing: Crossing | None = None,
     *data: Tensor,
@@ -225,9 +223,9 @@ def behind_data(
         return weight_gradients(call)
 
 
-def weight_gradients(call: _Pending | _PendingPages) -> Any:
+def weight_gradients(call: Pending | PendingPages) -> Any:
     """Those that a backward of data left out, but for what was added to ``main_grads``."""
-    if isinstance(call, _PendingPages):
+    if isinstance(call, PendingPages):
         return _gradients_of_pages(call)
     saved = (call.key, call.plan, call.x_rows, call.h, call.row_probs, call.backward_memory)
     main = call.main_grads
@@ -244,7 +242,7 @@ def weight_gradients(call: _Pending | _PendingPages) -> Any:
     return ops.backward_weights(*saved, *figures, *end)
 
 
-def _gradients_of_pages(call: _PendingPages) -> Any:
+def _gradients_of_pages(call: PendingPages) -> Any:
     main = call.main_grads
     sums = with_sums_of_shared(main, call.weights) if main else Experts((), ())
     gradients = ops.backward_weights_pages(

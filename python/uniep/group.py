@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library
 from ._of_process import OfProcess
-
-if TYPE_CHECKING:
-    from .row_pool import RowPool
-    from .workspace import Workspace
 
 __all__ = [
     "Group",
@@ -81,7 +77,7 @@ class Group(OfProcess):
         share_device: bool = False,
         timeout_ms: int = 0,
     ) -> None:
-        self.device = _device_of(device)
+        self.device = device_of(device)
         timeout_ms = _library.int32(timeout_ms=timeout_ms)
         process_group = _process_group_of_mesh(process_group)
         if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
@@ -109,9 +105,9 @@ class Group(OfProcess):
         self.hosts, self.local_ranks = _layout_of(handle)
         self.name = f"group {next(_numbers)}"
         _named[self.name] = self
-        #: The workspaces of calls of uniep.moe without one, and the row pools of such: by shape.
-        self.workspaces: dict[tuple[object, ...], Workspace] = {}
-        self.row_pools: dict[tuple[object, ...], RowPool] = {}
+        #: The uniep.Workspaces of calls without one, and the uniep.RowPools of such: by shape.
+        self.workspaces: dict[tuple[object, ...], Any] = {}
+        self.row_pools: dict[tuple[object, ...], Any] = {}
         self._handle = handle
         # Layers keep what they need of the group, so the order in which things end is free.
         self._finalizer = weakref.finalize(self, _library.library.uniep_group_destroy, handle)
@@ -301,7 +297,7 @@ class _Gather:
         return 0
 
 
-def _device_of(device: torch.device | str | int | None) -> torch.device:
+def device_of(device: torch.device | str | int | None) -> torch.device:
     if device is None:
         with_cuda = torch.cuda.is_available() and _library.has_cuda()
         device = torch.device("cuda" if with_cuda else "cpu")

@@ -35,6 +35,7 @@ from . import _exchange as exchange
 from ._agreed_faults import AgreedFaults
 from ._all_rows import AllRows
 from ._crossing import Crossing
+from ._host_mesh import HostMesh
 from ._outside_graphs import outside_graphs
 from .arithmetic import Arithmetic
 from .group import (
@@ -49,7 +50,6 @@ from .group import (
 
 __all__ = [
     "ROW_ALIGN",
-    "HostMesh",
     "OverHosts",
     "all_rows_of",
     "default_capacity",
@@ -60,46 +60,6 @@ __all__ = [
     "to_all_hosts",
     "within_host",
 ]
-
-
-class HostMesh:
-    """The place of a process in a mesh of hosts and ranks; rank h L + l is rank l of host h.
-
-    Attributes:
-        hosts, local_ranks: N, and L of each.
-        host, local: of this process.
-    """
-
-    def __init__(
-        self, across: dist.ProcessGroup, within: dist.ProcessGroup, shape: tuple[int, int]
-    ) -> None:
-        self.hosts, self.local_ranks = shape
-        self.host, self.local = dist.get_rank(across), dist.get_rank(within)
-        # Weak, so that process groups end when PyTorch lets go of them.
-        self._across, self._within = weakref.ref(across), weakref.ref(within)
-        self._stream: torch.cuda.Stream | None = None
-
-    @property
-    def across(self) -> dist.ProcessGroup:
-        """The ranks of this local number, by host."""
-        return _alive(self._across())
-
-    @property
-    def within(self) -> dist.ProcessGroup:
-        """The ranks of this host, by local number."""
-        return _alive(self._within())
-
-    def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """For what crosses beside passes."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._stream
-
-
-def _alive(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    if group is None:
-        raise ValueError("a process group of the mesh has ended; make another mesh")
-    return group
 
 
 #: Those of process groups whose GPUs are on several hosts; None: they are on one.

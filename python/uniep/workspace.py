@@ -18,6 +18,7 @@ from ._agreed_faults import AgreedFaults
 from ._agreement import require_same
 from ._choices import check_schedule
 from ._crossing import comes_in_waves
+from ._host_mesh import HostMesh
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
@@ -31,8 +32,8 @@ from .arithmetic import (
     ProbsPlace,
     arithmetic_of,
 )
-from .group import Group, GroupLike, _device_of, group_of, without_mesh
-from .hosts import HostMesh, OverHosts, all_rows_of, default_capacity, host_mesh
+from .group import Group, GroupLike, device_of, group_of, without_mesh
+from .hosts import OverHosts, all_rows_of, default_capacity, host_mesh
 from .row_pool import RowPool
 
 __all__ = ["Workspace", "check_is_workspace"]
@@ -187,7 +188,7 @@ class Workspace(OfProcess):
             device = group.device
         if row_pool is not None and exact_rows:
             raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
-        device = _device_of(device)
+        device = device_of(device)
         self.mesh = host_mesh(group, device)
         self.group = group_of(group if self.mesh is None else self.mesh.within, device)
         # Of one host its Group, which lets a process group end.
