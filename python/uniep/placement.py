@@ -38,6 +38,11 @@ __all__ = [
 EXPERT_TENSORS = ("w1", "w2", "b1", "b2")
 
 _NUMBERED = re.compile(r"(^|\.)experts\.(\d+)\.")
+_OF_EXPERTS = re.compile(r"(^|\.)experts\.")
+_STACKED = re.compile(r"(^|\.)experts\.[^.]+$")
+
+#: Co-activation counts may sum up to this: what is computed of them stays far from 2^63.
+_MOST_COUNTED = 1 << 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,19 +152,31 @@ class Placement:
         """The state dict of a layer, or of a model, with experts by place.
 
         Args:
-            state: of all experts. Tensors whose last name is one of `tensors` are permuted. In
-                names with ``experts.{number}.``, as Hugging Face has them, the number becomes the
-                place. All else stays, the router included.
+            state: of all experts. Tensors whose last name is one of `tensors` are permuted, and
+                those that a module named ``experts`` has itself, as in transformers and torchtitan.
+                In names with ``experts.{number}.``, as Hugging Face has them, the number becomes
+                the place. All else stays, the router included.
             tensors: names of what has experts as its first dimension.
 
         Raises:
-            ValueError: for such a tensor of another number of experts, or a number from E on.
+            ValueError: for such a tensor of another number of experts, a number from E on, and
+                other tensors within ``experts``, of which nothing says whose they are.
         """
         stacked = set(tensors)
         placed = {}
-        for name, tensor in state.items():
-            is_stacked = name.rpartition(".")[2] in stacked
-            placed[self._renamed(name)] = self.permute(tensor) if is_stacked else tensor
+        for name, value in state.items():
+            is_tensor = isinstance(value, Tensor)  # trainers put other things there, too
+            if _NUMBERED.search(name):
+                placed[self._renamed(name)] = value
+            elif is_tensor and (name.rpartition(".")[2] in stacked or _STACKED.search(name)):
+                placed[name] = self.permute(value)
+            elif is_tensor and _OF_EXPERTS.search(name):
+                raise ValueError(
+                    f"{name} is within experts, and nothing says of which; a tensor of all experts "
+                    "named in tensors is accepted, or names with experts.NUMBER."
+                )
+            else:
+                placed[name] = value
         return placed
 
     def _renamed(self, name: str) -> str:
@@ -267,7 +284,7 @@ def place_experts(
     Raises:
         TypeError: for what is of another type than these.
         ValueError: for counts of another shape, hosts that do not divide the ranks, ranks that do
-            not divide the experts, or a negative slack.
+            not divide the experts, counts that sum up to more than 2^60, or a negative slack.
     """
     check_number(slack=slack)
     check_tensors(recorded=recorded)
@@ -281,6 +298,11 @@ def place_experts(
         raise ValueError(
             "co-activation counts are negative or not symmetric; what uniep.coactivation counts is "
             "accepted"
+        )
+    if counts.double().sum() > _MOST_COUNTED:
+        raise ValueError(
+            f"co-activation counts sum up to {float(counts.double().sum()):.3g}; 2^60 is accepted, "
+            "so divide them"
         )
     if not slack >= 0:
         raise ValueError(f"slack is {slack}; 0 or more is accepted")

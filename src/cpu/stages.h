@@ -2,7 +2,7 @@
 
 #include "base/row_factors.h"
 #include "cpu/pass_context.h"
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 
 namespace uniep::cpu {
 

@@ -9,6 +9,7 @@
 #include "base/cuda/driver.h"
 #include "base/plain_experts.h"
 #include "cuda/device/sm90/tile_shape.h"
+#include "cuda/pass_variant.h"
 #include "cuda/plan_kernels.h"
 #include "cuda/profiler_range.h"
 #include "layer/expert_places.h"
@@ -33,63 +34,6 @@ bool any_is(const Args& args) {
   return is(args.dw1) || is(args.dw2) || is(args.db1) || is(args.db2);
 }
 
-/// What a kernel of passes is compiled for.
-struct PassVariant {
-  Pass pass = Pass::kForward;
-  bool remakes = false;    // what forward has not kept, or in a ring of rows
-  bool bf16_main = false;  // of main gradients that are added to
-  int tile_n = 0;
-  bool general = false;  // of other experts than plain ones, or weights or gradients [in, out]
-
-  friend bool operator==(const PassVariant&, const PassVariant&) = default;
-};
-
-struct PassKernel {
-  PassVariant variant;
-  cudaError_t (*prepare)();
-  LaunchPass launch;
-};
-
-constexpr Pass kForward = Pass::kForward, kBackward = Pass::kBackward;
-constexpr PassKernel kPassKernels[] = {
-    {{kForward, false, false, 128}, prepare_forward_n128, launch_forward_n128},
-    {{kForward, false, false, 256}, prepare_forward_n256, launch_forward_n256},
-    {{kBackward, false, false, 128}, prepare_backward_n128, launch_backward_n128},
-    {{kBackward, false, false, 256}, prepare_backward_n256, launch_backward_n256},
-    {{kBackward, false, true, 128}, prepare_backward_bf16_n128, launch_backward_bf16_n128},
-    {{kBackward, false, true, 256}, prepare_backward_bf16_n256, launch_backward_bf16_n256},
-    {{kBackward, true, false, 128}, prepare_remake_n128, launch_remake_n128},
-    {{kBackward, true, false, 256}, prepare_remake_n256, launch_remake_n256},
-    {{kBackward, true, true, 128}, prepare_remake_bf16_n128, launch_remake_bf16_n128},
-    {{kBackward, true, true, 256}, prepare_remake_bf16_n256, launch_remake_bf16_n256},
-    {{kForward, false, false, 128, true},
-     prepare_forward_general_n128,
-     launch_forward_general_n128},
-    {{kForward, false, false, 256, true},
-     prepare_forward_general_n256,
-     launch_forward_general_n256},
-    {{kBackward, false, false, 128, true},
-     prepare_backward_general_n128,
-     launch_backward_general_n128},
-    {{kBackward, false, false, 256, true},
-     prepare_backward_general_n256,
-     launch_backward_general_n256},
-    {{kBackward, false, true, 128, true},
-     prepare_backward_bf16_general_n128,
-     launch_backward_bf16_general_n128},
-    {{kBackward, false, true, 256, true},
-     prepare_backward_bf16_general_n256,
-     launch_backward_bf16_general_n256},
-    {{kBackward, true, false, 128, true}, prepare_remake_general_n128, launch_remake_general_n128},
-    {{kBackward, true, false, 256, true}, prepare_remake_general_n256, launch_remake_general_n256},
-    {{kBackward, true, true, 128, true},
-     prepare_remake_bf16_general_n128,
-     launch_remake_bf16_general_n128},
-    {{kBackward, true, true, 256, true},
-     prepare_remake_bf16_general_n256,
-     launch_remake_bf16_general_n256},
-};
-
 PassVariant variant_of(const DeviceContext& ctx, const PassTensors& tensors) {
   const PassView& v = ctx.view;
   const bool general =
@@ -99,19 +43,10 @@ PassVariant variant_of(const DeviceContext& ctx, const PassTensors& tensors) {
     return {.pass = v.pass, .tile_n = v.schedule.tile_n, .general = general};
   }
   return {.pass = v.pass,
-          .remakes = v.choice.drops_x_rows || v.choice.drops_h || v.ring_rows > 0,
+          .recomputes = v.choice.drops_x_rows || v.choice.drops_h || v.ring_rows > 0,
           .bf16_main = any_is<Bf16MainGrad>(tensors),
           .tile_n = v.schedule.tile_n,
           .general = general};
-}
-
-LaunchPass launch_function(const DeviceContext& ctx, const PassTensors& tensors) {
-  const PassView& v = ctx.view;
-  const auto* found =
-      std::ranges::find(kPassKernels, variant_of(ctx, tensors), &PassKernel::variant);
-  ensure(found != std::end(kPassKernels), "no kernel of the ", name(v.pass),
-         " pass has tile_n=", v.schedule.tile_n);
-  return found->launch;
 }
 
 }  // namespace
@@ -206,7 +141,7 @@ void prepare_kernels() {
                              prepare_expert_maps, prepare_fault_fill, prepare_refuse}) {
     load(prepare());
   }
-  for (const PassKernel& kernel : kPassKernels) load(kernel.prepare());
+  load(prepare_passes());
   (void)tensor_map_encode_tiled();  // which a first call looks up
 }
 
@@ -290,11 +225,12 @@ void PassLauncher::enter_wave(int wave) const {
 
 void PassLauncher::launch(int index) const {
   const ProfilerRange range([&] { return range_name(ctx_.view, index); });
-  const LaunchPass function = launch_function(ctx_, tensors_);
+  const PassFunctions& functions = functions_for(variant_of(ctx_, tensors_));
   DeviceContext ctx = ctx_;
   if (index < num_waves()) ctx.view.published = static_cast<std::uint32_t>(index) + 1;
-  check_cuda(function(ctx, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),
-             cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
+  check_cuda(
+      functions.launch(ctx, queues_[static_cast<std::size_t>(index)], mapped_.maps, ctas_, stream_),
+      cat("launch ", index, " of the ", name(ctx_.view.pass), " pass").c_str());
 }
 
 }  // namespace uniep::cuda

@@ -10,9 +10,10 @@
 
 namespace uniep::cuda {
 
-// Launches of a pass, each in the translation unit of its name. The `prepare` function of a kernel
-// loads it onto this thread's device, which the driver otherwise does at the first launch: too late
-// where that is captured in a CUDA graph, or where running kernels wait for it.
+// Launches around those of a pass's stages (pass_variant.h), each in the translation unit of its
+// name. The `prepare` function of a kernel loads it onto this thread's device, which the driver
+// otherwise does at the first launch: too late where that is captured in a CUDA graph, or where
+// running kernels wait for it.
 
 /// What a pass writes where its plan has a fault and was made with CallOptions::overflow: all that
 /// it would write otherwise, main gradients aside. Null: nothing.
@@ -63,39 +64,6 @@ struct ExpertMapsArgs {
 };
 cudaError_t prepare_expert_maps();
 cudaError_t launch_expert_maps(const ExpertMapsArgs& args, cudaStream_t stream);
-
-/// Runs the tasks of the queues on `ctas` persistent CTAs. A function per pass and tile_n; in a
-/// backward pass weight gradients are overwritten or added to fp32 ones, or with `bf16` in the name
-/// to bf16 ones; what forward did not keep is made again by those with `remake` in the name. Those
-/// with `general` are of other experts than SwiGLU's with probabilities ahead of fc2 and no biases,
-/// or of weights or gradients [in, out], and can do all of the rest.
-using LaunchPass = cudaError_t (*)(const DeviceContext& ctx, const LaunchQueues& queues,
-                                   const PassMaps& maps, int ctas, cudaStream_t stream);
-#define UNIEP_DECLARE_PASS(name)                                                             \
-  cudaError_t prepare_##name();                                                              \
-  cudaError_t launch_##name(const DeviceContext&, const LaunchQueues&, const PassMaps&, int, \
-                            cudaStream_t);
-UNIEP_DECLARE_PASS(forward_n128)
-UNIEP_DECLARE_PASS(forward_n256)
-UNIEP_DECLARE_PASS(backward_n128)
-UNIEP_DECLARE_PASS(backward_n256)
-UNIEP_DECLARE_PASS(backward_bf16_n128)
-UNIEP_DECLARE_PASS(backward_bf16_n256)
-UNIEP_DECLARE_PASS(remake_n128)
-UNIEP_DECLARE_PASS(remake_n256)
-UNIEP_DECLARE_PASS(remake_bf16_n128)
-UNIEP_DECLARE_PASS(remake_bf16_n256)
-UNIEP_DECLARE_PASS(forward_general_n128)
-UNIEP_DECLARE_PASS(forward_general_n256)
-UNIEP_DECLARE_PASS(backward_general_n128)
-UNIEP_DECLARE_PASS(backward_general_n256)
-UNIEP_DECLARE_PASS(backward_bf16_general_n128)
-UNIEP_DECLARE_PASS(backward_bf16_general_n256)
-UNIEP_DECLARE_PASS(remake_general_n128)
-UNIEP_DECLARE_PASS(remake_general_n256)
-UNIEP_DECLARE_PASS(remake_bf16_general_n128)
-UNIEP_DECLARE_PASS(remake_bf16_general_n256)
-#undef UNIEP_DECLARE_PASS
 
 /// Every rank's CallState, as mapped here.
 struct CallStates {

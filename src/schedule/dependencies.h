@@ -1,6 +1,6 @@
 #pragma once
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 #include "schedule/row_ring.h"
 
 // What tasks wait for, and what they signal. Which counters a stage has to do with is said by its

@@ -1,28 +1,10 @@
 #pragma once
 
+#include "schedule/block_tasks.h"
 #include "schedule/launches.h"
 #include "schedule/mixed_blocks.h"
 
 namespace uniep {
-
-/// One tile task.
-struct Task {
-  Stage stage = Stage::kDispatch;
-  int expert = -1;        // local expert, or -1
-  std::int64_t tile = 0;  // index within the stage, for reports
-  // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile; send, relay: HostPart
-  std::int64_t m = 0;
-  std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
-};
-
-/// Tiles of a weight gradient that a worker draws at a time. Over few rows a tile is done before
-/// the next draw would be.
-inline UNIEP_HD std::uint32_t tiles_of_draw(const PassView& v, int expert) {
-  constexpr std::int64_t kStepRows = 64;
-  const std::int64_t steps =
-      max_of<std::int64_t>(ceil_div<std::int64_t>(v.tokens_per_expert[expert], kStepRows), 1);
-  return static_cast<std::uint32_t>(max_of<std::int64_t>(v.schedule.wgrad_run / steps, 1));
-}
 
 /// A block as a queue's table lists it.
 struct QueueBlock {
@@ -33,198 +15,14 @@ struct QueueBlock {
   friend bool operator==(const QueueBlock&, const QueueBlock&) = default;
 };
 
-/// What the tasks of a block have in common: the grid that they are the tiles of. Fewer than 2^32
-/// tasks, so that a GPU, which has no division of 64 bits, finds one in few steps.
-struct BlockGrid {
-  int expert = -1;         // local expert, or -1
-  std::uint32_t rows = 0;  // tiles; dispatch: pulls; reduce: token blocks
-  std::uint32_t cols = 1;
-  std::int64_t first = 0;  // tile of rows, or pull; wgrad: 0, since rows are the gradient's
-  std::uint32_t run = 1;   // tasks that are drawn at a time
-};
-
-/// Tokens or rows [begin, end) of HostTables: sent_tokens or returned.
-struct HostItems {
-  std::int64_t begin = 0, end = 0;
-};
-
-/// Those of a piece that cross to one host.
-inline UNIEP_HD HostItems items_of_piece(const PassView& v, TileGrid grid, int host, int piece) {
-  const HostTables& t = *v.across;
-  const std::int64_t* begin = grid == TileGrid::kCrossings ? t.sent_begin : t.returned_begin;
-  begin += std::int64_t{host} * v.num_pieces() + piece;
-  return {begin[0], begin[1]};
-}
-
-/// A piece is cut into tasks of `token_block` tokens or rows.
-inline UNIEP_HD std::uint32_t parts_of_piece(const PassView& v, TileGrid grid, int host,
-                                             int piece) {
-  const auto [begin, end] = items_of_piece(v, grid, host, piece);
-  return static_cast<std::uint32_t>(ceil_div<std::int64_t>(end - begin, v.schedule.token_block));
-}
-
-/// Number `i` of the other hosts, from the next one on, so that not all ranks begin with the same.
-inline UNIEP_HD int other_host(const PassView& v, int i) {
-  return (v.layout.host_of(v.rank) + 1 + i) % v.layout.hosts;
-}
-
-/// Of stages whose tasks are for other hosts.
-inline UNIEP_HD BlockGrid host_grid(const PassView& v, TileGrid grid, int block) {
-  BlockGrid all{.first = block};
-  for (int i = 0; i + 1 < v.layout.hosts; ++i) {
-    all.rows += parts_of_piece(v, grid, other_host(v, i), block);
-  }
-  return all;
-}
-
-inline UNIEP_HD BlockGrid block_grid(const PassView& v, QueueBlock b) {
-  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
-  const StageView& stage = v.stage(b.stage);
-  switch (stage.grid) {
-    case TileGrid::kPulls:
-      return {.expert = v.expert_of_block(b.block),
-              .rows = count(v.pull_begin[b.block + 1] - v.pull_begin[b.block]),
-              .first = v.pull_begin[b.block]};
-    case TileGrid::kRowTiles:
-      return {.expert = v.expert_of_block(b.block),
-              .rows = count(v.tile_begin[b.block + 1] - v.tile_begin[b.block]),
-              .cols = stage.column_tiles,
-              .first = v.tile_begin[b.block]};
-    case TileGrid::kWeightTiles:
-      return {.expert = v.expert_order[b.block],
-              .rows = ceil_div(count(stage.rows), count(v.schedule.tile_m)),
-              .cols = stage.column_tiles,
-              .run = tiles_of_draw(v, v.expert_order[b.block])};
-    case TileGrid::kTokenBlocks:
-      return {.rows = count(v.reduced[b.block].count), .first = v.reduced[b.block].first};
-    case TileGrid::kCrossings:
-    case TileGrid::kReturns:
-      if constexpr (kMayHaveHosts) return host_grid(v, stage.grid, b.block);
-      break;
-    case TileGrid::kNone:
-      break;
-  }
-  return {};
-}
-
-/// What a task for another host takes there: part number `part` of a piece.
-struct HostPart {
-  int piece = 0;
-  std::uint32_t part = 0;
-
-  UNIEP_HD std::int64_t packed() const { return std::int64_t{piece} << 32 | part; }
-};
-inline UNIEP_HD HostPart host_part(const Task& task) {
-  return {static_cast<int>(task.m >> 32), static_cast<std::uint32_t>(task.m)};
-}
-inline UNIEP_HD HostItems host_items(const PassView& v, const Task& task) {
-  const auto [piece, part] = host_part(task);
-  HostItems items = items_of_piece(v, v.stage(task.stage).grid, static_cast<int>(task.n), piece);
-  items.begin += std::int64_t{part} * v.schedule.token_block;
-  items.end = min_of<std::int64_t>(items.end, items.begin + v.schedule.token_block);
-  return items;
-}
-
-/// Task number `index` of a block whose tasks are for one other host each.
-inline UNIEP_HD Task host_task(const PassView& v, Stage stage, const BlockGrid& grid,
-                               std::uint32_t index) {
-  Task task{.stage = stage};
-  const auto piece = static_cast<int>(grid.first);
-  for (int i = 0;; ++i) {
-    const int host = other_host(v, i);
-    const std::uint32_t parts = parts_of_piece(v, v.stage(stage).grid, host, piece);
-    task.m = HostPart{piece, index}.packed();
-    task.n = host;
-    if (index < parts) break;
-    index -= parts;
-  }
-  task.tile = host_items(v, task).begin;
-  return task;
-}
-
-/// Tasks in a block that has this grid.
-inline UNIEP_HD std::uint32_t grid_tasks(const PassView& v, Stage stage, const BlockGrid& grid) {
-  if (v.stage(stage).grid == TileGrid::kPulls) {
-    return ceil_div(grid.rows, static_cast<std::uint32_t>(v.schedule.pull_tokens));
-  }
-  return grid.rows * grid.cols;
-}
-
-inline UNIEP_HD std::uint32_t block_tasks(const PassView& v, QueueBlock b) {
-  return grid_tasks(v, b.stage, block_grid(v, b));
-}
-
-/// In how many draws a block is taken from its queue.
-inline UNIEP_HD std::int64_t block_draws(const PassView& v, QueueBlock b) {
-  const BlockGrid grid = block_grid(v, b);
-  return ceil_div(grid_tasks(v, b.stage, grid), grid.run);
-}
-
-/// A tile's place in a grid of tiles.
-struct GridTile {
-  std::int64_t m, n;
-};
-
-/// A grid that is not as many bands long is walked as one: what it reads stays in cache all the
-/// same, and tiles of all sources at a time push to all ranks at a time.
-inline constexpr int kFewestBands = 3;
-
-/// Tiles along the raster before the walk turns, of `along` that there are in that direction.
-inline UNIEP_HD std::int64_t band_width(const Schedule& s, std::int64_t along) {
-  const bool in_bands = s.band > 0 && along >= std::int64_t{kFewestBands} * s.band;
-  return in_bands ? s.band : along;
-}
-
-/// Tile number `index` of the walk through a grid of `rows` by `cols` tiles. The walk goes along
-/// the schedule's raster, and across it once per band; bands follow one another.
-inline UNIEP_HD GridTile walk(const Schedule& s, std::uint32_t rows, std::uint32_t cols,
-                              std::uint32_t index) {
-  const bool along_m = s.raster == Raster::kAlongM;
-  const std::uint32_t along = along_m ? rows : cols;
-  const std::uint32_t across = along_m ? cols : rows;
-  const auto band = static_cast<std::uint32_t>(band_width(s, along));
-  const std::uint32_t first = index / (band * across) * band;  // of this band, along the raster
-  const std::uint32_t width = min_of(band, along - first);     // the last band's may be less
-  const std::uint32_t in_band = index - first * across;
-  const std::uint32_t j = in_band / width;
-  const std::uint32_t i = first + in_band - j * width;
-  return along_m ? GridTile{i, j} : GridTile{j, i};
-}
-
-/// Task number `index` of a block that has this grid.
-inline UNIEP_HD Task block_task(const PassView& v, Stage stage, const BlockGrid& grid,
-                                std::uint32_t index) {
-  Task task{.stage = stage, .expert = grid.expert};
-  const TileGrid kind = v.stage(stage).grid;
-  switch (kind) {
-    case TileGrid::kPulls: {
-      const std::int64_t before = std::int64_t{index} * v.schedule.pull_tokens;
-      task.m = task.tile = grid.first + before;
-      task.n = min_of<std::int64_t>(v.schedule.pull_tokens, grid.rows - before);
-      break;
-    }
-    case TileGrid::kTokenBlocks:
-    case TileGrid::kRowTiles:
-    case TileGrid::kWeightTiles: {
-      const GridTile tile = walk(v.schedule, grid.rows, grid.cols, index);
-      task.m = grid.first + tile.m;
-      task.n = tile.n;
-      const bool of_weights = kind == TileGrid::kWeightTiles;
-      const std::int64_t row = of_weights ? std::int64_t{grid.expert} * grid.rows + tile.m : task.m;
-      task.tile = row * grid.cols + task.n;
-      break;
-    }
-    case TileGrid::kCrossings:
-    case TileGrid::kReturns:
-      if constexpr (kMayHaveHosts) return host_task(v, stage, grid, index);
-      break;
-    case TileGrid::kNone:
-      break;
-  }
-  return task;
-}
-inline UNIEP_HD Task block_task(const PassView& v, const QueueBlock& block, std::int64_t index) {
-  return block_task(v, block.stage, block_grid(v, block), static_cast<std::uint32_t>(index));
+/// Tasks of a block that are drawn at a time: tiles of a weight gradient. Over few rows one is done
+/// before the next draw would be.
+inline UNIEP_HD std::uint32_t tasks_of_draw(const PassView& v, Stage stage, int expert) {
+  if (v.stage(stage).grid != TileGrid::kWeightTiles) return 1;
+  constexpr std::int64_t kStepRows = 64;
+  const std::int64_t steps =
+      max_of<std::int64_t>(ceil_div<std::int64_t>(v.tokens_per_expert[expert], kStepRows), 1);
+  return static_cast<std::uint32_t>(max_of<std::int64_t>(v.schedule.wgrad_run / steps, 1));
 }
 
 /// What a worker takes from a queue at a time: neighbouring tasks of a block, most often one.
@@ -242,9 +40,15 @@ struct Draw {
 /// Draw number `index` of a block that has this grid.
 inline UNIEP_HD Draw block_draw(const PassView& v, Stage stage, const BlockGrid& grid,
                                 std::uint32_t index) {
-  const std::uint32_t first = index * grid.run;
-  return {stage, grid, first,
-          grid.run == 1 ? 1 : min_of(grid.run, grid_tasks(v, stage, grid) - first)};
+  const std::uint32_t run = tasks_of_draw(v, stage, grid.expert);
+  const std::uint32_t first = index * run;
+  return {stage, grid, first, run == 1 ? 1 : min_of(run, grid_tasks(v, stage, grid) - first)};
+}
+
+/// In how many draws a block is taken from its queue.
+inline UNIEP_HD std::int64_t block_draws(const PassView& v, const QueueBlock& b) {
+  const BlockGrid grid = block_grid(v, b.stage, b.block);
+  return ceil_div(grid_tasks(v, b.stage, grid), tasks_of_draw(v, b.stage, grid.expert));
 }
 
 /// Block number `i` of a track.
@@ -319,7 +123,7 @@ inline UNIEP_HD Draw draw_at(const PassView& v, const QueueView& q, int entry, s
   entry = mix.first_of(entry);
   while (q.begin[entry + 1] <= at) ++entry;
   const QueueBlock& block = q.blocks[entry];
-  return block_draw(v, block.stage, block_grid(v, block),
+  return block_draw(v, block.stage, block_grid(v, block.stage, block.block),
                     static_cast<std::uint32_t>(at - q.begin[entry]));
 }
 

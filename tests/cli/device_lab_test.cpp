@@ -18,7 +18,7 @@ std::int64_t tasks_of(const PassView& v, Stage stage) {
     const Launch launch = launch_at(v, i);
     for (const TrackList& tracks : {launch.comm, launch.main}) {
       for_each_block(v, tracks, [&](const QueueBlock& b) {
-        if (b.stage == stage) tasks += block_tasks(v, b);
+        if (b.stage == stage) tasks += grid_tasks(v, stage, block_grid(v, stage, b.block));
       });
     }
   }

@@ -269,6 +269,29 @@ def test_a_state_dict_has_experts_by_place_and_can_be_restored():
     assert all(torch.equal(restored[name], tensor) for name, tensor in state.items())
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("w1", "w2", "w3"), ("gate_up_proj", "down_proj_bias"), ("w1_EFD", "mlp1_bias")],
+)
+def test_tensors_of_a_module_of_experts_are_permuted_by_any_name(names):
+    placed = Placement.of([2, 0, 3, 1])
+    state = {f"layers.0.moe.experts.{name}": torch.arange(8.0).view(4, 2) for name in names}
+    state["experts.bias"] = torch.arange(4.0)
+    found = placed.state_dict(state | {"moe.shared_experts.gate": torch.arange(3.0)})
+    assert all(torch.equal(found[name], placed.permute(state[name])) for name in state)
+    assert found["moe.shared_experts.gate"].tolist() == [0, 1, 2]
+
+
+def test_tensors_within_experts_that_nothing_says_more_of_are_refused():
+    placed = Placement.of([1, 0])
+    for name in ("mlp.experts.linear_fc1.weight0", "experts.gate_up_proj.lora_A"):
+        with pytest.raises(ValueError, match=f"{name} is within experts"):
+            placed.state_dict({name: torch.zeros(2, 3)})
+    assert placed.state_dict({"mlp.experts.linear_fc1._extra_state": None}) == {
+        "mlp.experts.linear_fc1._extra_state": None
+    }
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_ids_keep_their_dtype_and_what_is_no_expert(dtype):
     placed = Placement.of([2, 0, 3, 1])
@@ -409,6 +432,11 @@ SAME = Placement.identity(4)
             lambda: placement.predict_traffic(IDS, SAME, hosts=2, tokens_per_rank=[1.5, 1.5]),
         ),
         (TypeError, "hosts is 2.0, a float", lambda: placement.hosts_needed(IDS, SAME, hosts=2.0)),
+        (
+            ValueError,
+            r"sum up to 4.61e\+18; 2\^60 is accepted",
+            lambda: placement.place_experts(torch.ones_like(COUNTS) * 2**58, hosts=2),
+        ),
         (ValueError, "num_experts is -1; 0 or more", lambda: Placement.identity(-1)),
         (TypeError, "num_experts is 2.5, a float", lambda: Placement.identity(2.5)),
     ],

@@ -532,8 +532,7 @@ TEST(Queue, RasterIsTheDirectionOfTheWalk) {
   const auto first_block = [](const char* schedule) {
     const RandomPass p = three_experts(Pass::kForward, schedule);
     std::string text;
-    for (std::int64_t i = 0; i < block_tasks(p.view(0), {.stage = Stage::kFc2}); ++i) {
-      const Task t = block_task(p.view(0), {.stage = Stage::kFc2}, i);
+    for (const Task& t : tasks_of_block(p.view(0), Stage::kFc2, 0)) {
       text += cat(t.m, ".", t.n, " ");
     }
     return text;

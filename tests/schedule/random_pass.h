@@ -9,6 +9,7 @@
 
 #include "schedule/dependencies.h"
 #include "schedule/pass_order.h"
+#include "schedule/tasks_of_block.h"
 #include "support/cases.h"
 #include "support/random_routing.h"
 
@@ -105,8 +106,8 @@ inline std::vector<Task> tasks_of(const PassView& v, const TrackList& tracks) {
     const bool mixes = b.mix.any();
     std::vector<Task>& dealt = b.mix.is_first() ? own : others;
     std::vector<Task>& to = mixes ? dealt : tasks;
-    const std::int64_t count = block_tasks(v, b);
-    for (std::int64_t i = 0; i < count; ++i) to.push_back(block_task(v, b, i));
+    const std::vector<Task> of_block = tasks_of_block(v, b.stage, b.block);
+    to.insert(to.end(), of_block.begin(), of_block.end());
     if (!mixes || !b.mix.is_last()) return;
     const std::vector<Task> mixed = deal(own, others, static_cast<std::size_t>(v.schedule.mix_run));
     tasks.insert(tasks.end(), mixed.begin(), mixed.end());

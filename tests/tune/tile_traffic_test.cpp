@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "schedule/pass_order.h"
+#include "schedule/tasks_of_block.h"
 
 namespace uniep::tune {
 namespace {
@@ -29,9 +30,7 @@ class TileTraffics : public ::testing::Test {
     const bool by_expert = stage_grid(v, stage).rows > 0;
     const int blocks = by_expert ? v.num_local_experts : v.num_blocks();
     for (int block = 0; block < blocks; ++block) {
-      const QueueBlock tiles{.stage = stage, .block = block};
-      for (std::int64_t i = 0; i < block_tasks(v, tiles); ++i) {
-        const Task task = block_task(v, tiles, i);
+      for (const Task& task : testing::tasks_of_block(v, stage, block)) {
         bytes += traffic.bytes(v, task, product_size(v, task));
       }
     }

@@ -1,10 +1,11 @@
 #pragma once
 
 #include "base/row_factors.h"
+#include "cuda/device/dispatch_pieces.cuh"
 #include "cuda/device/dispatch_shape.h"
+#include "cuda/device/scaled_rows.cuh"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/device/trace.cuh"
-#include "cuda/device/vectors.cuh"
 #include "cuda/device/waits.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -86,79 +87,20 @@ class DispatchWarp {
   }
 
  private:
-  static constexpr int kGroup = 4;  // pieces whose rows are signalled together
-  static constexpr int kNoRow = -1;
+  static constexpr int kGroup = PieceRows::kPieces;
   /// Lanes below have a row of the pull each.
   static constexpr int kKeepingLane = 31;
   static_assert(kMaxTopk <= kKeepingLane);
 
-  /// Up to 32 pulls of one task, one in each lane.
-  struct Batch {
-    Pull pull{};           // of expand: its token is a place of `received`
-    int keep_at = kNoRow;  // the token's place there, if this pull stores it
-    int pulls = 0;
-    int tile = 0;  // Task::tile
-    Stage stage = Stage::kDispatch;
-    std::int64_t task = 0;
-    // In a ring of rows, where tasks are of rows of one expert:
-    int expert = 0;
-    int last_row = kNoRow;  // of the expert
-  };
-
-  /// Where loads or stores have got to: a slot, and a piece of a pull, which is numbered from the
-  /// current batch's first and may be of the upcoming one. Counted up, since a division takes as
-  /// long as many a piece.
-  struct Position {
-    int slot = 0;
-    int parity = 0;
-    int pull = 0;
-    int piece = 0;
-    __device__ __forceinline__ void advance(int slots, int pieces) {
-      if (++slot == slots) {
-        slot = 0;
-        parity ^= 1;
-      }
-      if (++piece == pieces) {
-        piece = 0;
-        ++pull;
-      }
-    }
-  };
-
-  /// Rows of one group of pieces whose last piece they are, by lane.
-  struct Rows {
-    int row[kGroup];
-    int tile;  // Task::tile of their task
-    Stage stage = Stage::kDispatch;
-
-    __device__ __forceinline__ void put(int at, int value) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (i == at) row[i] = value;
-      }
-    }
-    __device__ __forceinline__ int get(int at) const {
-      int value = kNoRow;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (i == at) value = row[i];
-      }
-      return value;
-    }
-  };
-  static __device__ __forceinline__ Rows no_rows(const Batch& of) {
-    return {{kNoRow, kNoRow, kNoRow, kNoRow}, of.tile, of.stage};
-  }
-
   static __device__ __forceinline__ bool is(Stage stage, Stage other) {
     return kKinds.refetches && stage == other;
   }
-  static __device__ __forceinline__ bool refetches(const Batch& batch) {
+  static __device__ __forceinline__ bool refetches(const PullBatch& batch) {
     return is(batch.stage, Stage::kRedispatch) || is(batch.stage, Stage::kExpand);
   }
 
   /// This lane's pull, whose token lies or goes among those that are kept.
-  __device__ __forceinline__ void find_received(Batch& batch) const {
+  __device__ __forceinline__ void find_received(PullBatch& batch) const {
     const bool expands = is(batch.stage, Stage::kExpand);
     if (!expands && !keeps_tokens_) return;
     const int token = received_token(ctx_.view, batch.pull);
@@ -174,8 +116,8 @@ class DispatchWarp {
     return queue_draw(ctx_.view, queues_.comm, draw).task(ctx_.view, 0);
   }
 
-  __device__ __forceinline__ Batch read_batch() {
-    Batch batch;
+  __device__ __forceinline__ PullBatch read_batch() {
+    PullBatch batch;
     if (next_task_ >= queues_.comm.size()) return batch;
     const Task task = task_at(next_task_);
     const auto left = static_cast<int>(task.n) - next_pull_;
@@ -263,7 +205,7 @@ class DispatchWarp {
     ptx::bulk_wait<0>();
     fence_signals();
     signal(unsignalled_);
-    unsignalled_ = no_rows(current_);
+    unsignalled_ = PieceRows::none_of(current_);
     int ready = 1;
     if (lane_ == 0) {
       const Task task = task_at(current_.task);
@@ -298,7 +240,7 @@ class DispatchWarp {
   /// Nothing here is unrolled: what takes time is the number of instructions.
   __device__ __forceinline__ bool run_group() {
     if (in_ring() && current_.expert > roomy_ && !wait_for_room()) return false;
-    Rows rows = no_rows(current_);
+    PieceRows rows = PieceRows::none_of(current_);
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
     int stored = 0;
 #pragma unroll 1
@@ -324,7 +266,7 @@ class DispatchWarp {
     for (int more = at_once ? 1 : 0; more >= 0; --more) {
       signal(unsignalled_);
       unsignalled_ = rows;
-      rows = no_rows(current_);
+      rows = PieceRows::none_of(current_);
     }
     return true;
   }
@@ -350,7 +292,7 @@ class DispatchWarp {
   }
 
   /// Until the ranks that a batch pulls from have published. False: a wait expired.
-  __device__ __forceinline__ bool wait_for_sources(const Batch& batch) {
+  __device__ __forceinline__ bool wait_for_sources(const PullBatch& batch) {
     const bool pulls = lane_ < batch.pulls && !is(batch.stage, Stage::kExpand);
     unsigned unseen = __reduce_or_sync(kWholeWarp, pulls ? 1u << batch.pull.source : 0u) & ~seen_;
     if (unseen == 0) return true;
@@ -370,7 +312,7 @@ class DispatchWarp {
   /// Asks for the next piece, by the lane that has its pull.
   __device__ __forceinline__ bool load() {
     const bool later = load_.pull >= current_.pulls;
-    const Batch& batch = later ? upcoming_ : current_;
+    const PullBatch& batch = later ? upcoming_ : current_;
     const int pull = later ? load_.pull - current_.pulls : load_.pull;
     if (pull == 0 && load_.piece == 0 && !wait_for_sources(batch)) return false;
     if (lane_ == pull) {
@@ -395,7 +337,7 @@ class DispatchWarp {
     return again ? peer.get<Tensor::kXTokens>() : peer.get<Tensor::kTokens>();
   }
 
-  __device__ __forceinline__ const bf16* token_of(const Batch& batch, const Pull& pull) const {
+  __device__ __forceinline__ const bf16* token_of(const PullBatch& batch, const Pull& pull) const {
     const bool expands = is(batch.stage, Stage::kExpand);
     const bf16* tokens =
         expands ? ctx_.get<Tensor::kReceived>() : tokens_of(batch.stage, pull.source);
@@ -422,8 +364,9 @@ class DispatchWarp {
     if (piece == pieces_ - 1) row_ = row_of(store_.pull + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      weigh(row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr, factor,
-            piece * kPullBytes, bytes);
+      auto* rows = reinterpret_cast<std::byte*>(ctx_.get<Tensor::kDyRows>() + offset_of(at));
+      store_scaled(slots_ + store_.slot * slot_bytes_, bytes,
+                   row != kNoRow ? rows + piece * kPullBytes : nullptr, factor);
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
@@ -445,47 +388,6 @@ class DispatchWarp {
   __device__ __forceinline__ float factor_of_row(int row) const {
     if (row == kNoRow || !weighs_rows()) return 1.0f;
     return factor_of_dy(ctx_.get<Tensor::kRowProbs>()[ctx_.row<Tensor::kRowProbs>(row)]);
-  }
-
-  /// Stores the oldest piece, of `bytes` from byte `first` on, to each lane's row times the lane's
-  /// factor; null: to nowhere. All lanes share the vectors of a row, four rows a vector read once.
-  __device__ __forceinline__ void weigh(bf16* rows_of_lanes, float factor, int first,
-                                        int bytes) const {
-    const auto to = reinterpret_cast<unsigned long long>(rows_of_lanes);
-    const auto vectors = bytes / static_cast<int>(sizeof(Vector));
-    unsigned rows = __ballot_sync(kWholeWarp, to != 0);
-    while (__popc(rows) >= 4) rows = weigh_some<4>(rows, to + first, factor, vectors);
-    while (rows != 0) rows = weigh_some<1>(rows, to + first, factor, vectors);
-  }
-
-  /// The first kRows of `rows`, a bit a lane, each to where its lane says; returns the others.
-  template <int kRows>
-  __device__ __forceinline__ unsigned weigh_some(unsigned rows, unsigned long long to, float factor,
-                                                 int vectors) const {
-    const auto* from = reinterpret_cast<const Vector*>(slots_ + store_.slot * slot_bytes_);
-    Vector* row[kRows];
-    float factors[kRows];
-#pragma unroll
-    for (int n = 0; n < kRows; ++n, rows &= rows - 1) {
-      const int lane = __ffs(static_cast<int>(rows)) - 1;
-      row[n] = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane));
-      factors[n] = __shfl_sync(kWholeWarp, factor, lane);
-    }
-    // With fewer stores ahead, ptxas finds too few registers for the consumers of some kernels.
-    constexpr int kVectorsAhead = 8 / kRows;
-#pragma unroll kVectorsAhead
-    for (int i = lane_; i < vectors; i += 32) {
-      const Vector v = from[i];
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) row[n][i] = scaled(v, factors[n]);
-    }
-    return rows;
-  }
-  static __device__ __forceinline__ Vector scaled(const Vector& v, float factor) {
-    const auto pair = [factor](std::uint32_t p) {
-      return pack_pair(factor * low_of(p), factor * high_of(p));
-    };
-    return {pair(v.x), pair(v.y), pair(v.z), pair(v.w)};
   }
 
   __device__ __forceinline__ void begin_batch() {
@@ -524,7 +426,7 @@ class DispatchWarp {
   }
 
   /// Signals each row.
-  __device__ __forceinline__ void signal(const Rows& rows) const {
+  __device__ __forceinline__ void signal(const PieceRows& rows) const {
     if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) return;
 #pragma unroll 1
     for (int i = 0; i < kGroup; ++i) {
@@ -576,15 +478,15 @@ class DispatchWarp {
   std::int64_t next_task_;
   Tracer trace_;
   int next_pull_ = 0;  // of that task
-  Batch current_;
-  Batch upcoming_;
+  PullBatch current_;
+  PullBatch upcoming_;
   int under_way_ = 0;  // pieces asked for and not yet stored
   int row_ = kNoRow;   // of the piece to be stored next
-  Position load_;
-  Position store_;
-  unsigned seen_ = 0;               // sources known to have published
-  int roomy_ = -1;                  // in a ring: experts up to this one have room
-  Rows unsignalled_ = no_rows({});  // whose stores may still be under way
+  PiecePosition load_;
+  PiecePosition store_;
+  unsigned seen_ = 0;      // sources known to have published
+  int roomy_ = -1;         // in a ring: experts up to this one have room
+  PieceRows unsignalled_;  // whose stores may still be under way
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.

@@ -59,7 +59,7 @@ class QueueWindow {
   }
 
  private:
-  /// The block that holds task `index` if none are mixed.
+  /// The block that holds draw `index` if none are mixed.
   __device__ __forceinline__ int lane_of(std::uint32_t index) const {
     return __popc(__ballot_sync(kWholeWarp, begin_ <= index)) - 1;
   }
@@ -89,12 +89,12 @@ class QueueWindow {
     begin_ = i <= queue_.count ? static_cast<std::uint32_t>(queue_.begin[i]) : UINT32_MAX;
     if (i >= queue_.count) return;
     block_ = queue_.blocks[i];
-    const BlockGrid grid = block_grid(view_, block_);
+    const BlockGrid grid = block_grid(view_, block_.stage, block_.block);
     expert_ = grid.expert;
     rows_ = grid.rows;
     cols_ = grid.cols;
     first_task_ = static_cast<std::uint32_t>(grid.first);
-    run_ = grid.run;
+    run_ = tasks_of_draw(view_, block_.stage, grid.expert);
   }
 
   const PassView& view_;
@@ -104,7 +104,7 @@ class QueueWindow {
   int first_ = 0;            // block of lane 0
   std::uint32_t begin_ = 0;  // of this lane's block; a ticket has no more bits either
   QueueBlock block_{};
-  // Its BlockGrid, in fewer registers: no rank has 2^32 tiles or pulls.
+  // Its BlockGrid, in fewer registers: no rank has 2^32 tiles or pulls. And its tasks_of_draw.
   int expert_ = -1;
   std::uint32_t rows_ = 0, cols_ = 1, first_task_ = 0, run_ = 1;
 };

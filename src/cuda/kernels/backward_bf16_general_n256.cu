@@ -1,18 +1,8 @@
 #include "cuda/kernels/pass_kernel.cuh"
 
 namespace uniep::cuda {
-namespace {
 
-using Shape = TileShape<256>;
-using Stages = BackwardStages<Shape, bf16, true>;
-
-}  // namespace
-
-cudaError_t prepare_backward_bf16_general_n256() { return prepare_pass<Stages, Shape>(); }
-
-cudaError_t launch_backward_bf16_general_n256(const DeviceContext& ctx, const LaunchQueues& queues,
-                                              const PassMaps& maps, int ctas, cudaStream_t stream) {
-  return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
-}
+template struct PassKernel<PassVariant{
+    .pass = Pass::kBackward, .bf16_main = true, .tile_n = 256, .general = true}>;
 
 }  // namespace uniep::cuda

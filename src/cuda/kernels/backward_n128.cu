@@ -1,18 +1,7 @@
 #include "cuda/kernels/pass_kernel.cuh"
 
 namespace uniep::cuda {
-namespace {
 
-using Shape = TileShape<128>;
-using Stages = BackwardStages<Shape, float>;
-
-}  // namespace
-
-cudaError_t prepare_backward_n128() { return prepare_pass<Stages, Shape>(); }
-
-cudaError_t launch_backward_n128(const DeviceContext& ctx, const LaunchQueues& queues,
-                                 const PassMaps& maps, int ctas, cudaStream_t stream) {
-  return launch_pass<Stages, Shape>(ctx, queues, maps, ctas, stream);
-}
+template struct PassKernel<PassVariant{.pass = Pass::kBackward, .tile_n = 128}>;
 
 }  // namespace uniep::cuda

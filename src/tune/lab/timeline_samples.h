@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 #include "uniep/timeline.h"
 
 namespace uniep::tune {

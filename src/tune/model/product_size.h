@@ -1,6 +1,6 @@
 #pragma once
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 
 namespace uniep::tune {
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 #include "tune/model/cores.h"
 #include "tune/model/network.h"
 #include "tune/model/ring.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 #include "tune/model/machine_profile.h"
 #include "tune/model/product_size.h"
 #include "tune/model/tile_traffic.h"

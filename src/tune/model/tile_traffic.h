@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "schedule/queue.h"
+#include "schedule/block_tasks.h"
 #include "tune/model/product_size.h"
 
 namespace uniep::tune {

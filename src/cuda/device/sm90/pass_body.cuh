@@ -46,7 +46,7 @@ using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kG
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>
-using RemakingStages =
+using RecomputingStages =
     StageList<kGeneral, Refc1<Shape, kGeneral>, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
               Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
 
@@ -80,9 +80,10 @@ constexpr bool has_routines(Pass pass, GraphChoice choice) {
 }
 static_assert(has_routines<ForwardStages<TileShape<128>>>(Pass::kForward, {true, true}));
 static_assert(has_routines<BackwardStages<TileShape<128>, float>>(Pass::kBackward, {}));
-static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward, {true, true}));
-static_assert(has_routines<RemakingStages<RingShape<128>, float>>(Pass::kBackward,
-                                                                  {true, true, true}));
+static_assert(has_routines<RecomputingStages<RingShape<128>, float>>(Pass::kBackward,
+                                                                     {true, true}));
+static_assert(has_routines<RecomputingStages<RingShape<128>, float>>(Pass::kBackward,
+                                                                     {true, true, true}));
 
 /// The maps of a stage.
 template <class S>

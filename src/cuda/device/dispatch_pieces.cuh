@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+
+#include "schedule/pass_view.h"
+
+// What a dispatching warp remembers: the pulls that it has read, which piece of them it has got to,
+// and whose rows it has yet to signal.
+
+namespace uniep::cuda {
+
+inline constexpr int kNoRow = -1;
+
+/// Up to 32 pulls of one task, one in each lane.
+struct PullBatch {
+  Pull pull{};           // of expand: its token is a place of `received`
+  int keep_at = kNoRow;  // the token's place there, if this pull stores it
+  int pulls = 0;
+  int tile = 0;  // Task::tile
+  Stage stage = Stage::kDispatch;
+  std::int64_t task = 0;
+  // In a ring of rows, where tasks are of rows of one expert:
+  int expert = 0;
+  int last_row = kNoRow;  // of the expert
+};
+
+/// Where loads or stores have got to: a slot, and a piece of a pull, which is numbered from the
+/// current batch's first and may be of the upcoming one. Counted up, since a division takes as long
+/// as many a piece.
+struct PiecePosition {
+  int slot = 0;
+  int parity = 0;
+  int pull = 0;
+  int piece = 0;
+
+  __device__ __forceinline__ void advance(int slots, int pieces) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+    if (++piece == pieces) {
+      piece = 0;
+      ++pull;
+    }
+  }
+};
+
+/// The lane's rows of a group of pieces that are signalled together: of those that are a pull's
+/// last.
+struct PieceRows {
+  static constexpr int kPieces = 4;
+
+  int row[kPieces] = {kNoRow, kNoRow, kNoRow, kNoRow};
+  int tile = 0;  // Task::tile of their task
+  Stage stage = Stage::kDispatch;
+
+  static __device__ __forceinline__ PieceRows none_of(const PullBatch& batch) {
+    return {.tile = batch.tile, .stage = batch.stage};
+  }
+  __device__ __forceinline__ void put(int at, int value) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (i == at) row[i] = value;
+    }
+  }
+  __device__ __forceinline__ int get(int at) const {
+    int value = kNoRow;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (i == at) value = row[i];
+    }
+    return value;
+  }
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,8 @@
+#include "cuda/kernels/pass_kernel.cuh"
+
+namespace uniep::cuda {
+
+template struct PassKernel<PassVariant{
+    .pass = Pass::kBackward, .recomputes = true, .bf16_main = true, .tile_n = 256}>;
+
+}  // namespace uniep::cuda
