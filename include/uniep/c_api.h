@@ -109,8 +109,8 @@ typedef struct {
   int64_t alignment;       /* in bytes */
 } uniep_memory_needs;
 
-/* What layers of this problem need, of a group of `ranks` on `backend`; of calls, for as many rows
- * as there is capacity for. */
+/* What layers of this problem need, of a group of `ranks` on one host and on `backend`; of calls,
+ * for as many rows as there is capacity for. */
 UNIEP_C_API int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
                             uniep_memory_needs* needs);
 
@@ -336,7 +336,7 @@ typedef struct {
   const void* rows;         /* bf16 [num_rows, H] */
   const void* more;         /* bf16 [num_more, H] */
   int64_t num_rows, num_more;
-  void* out;    /* bf16 [T, H] */
+  void* out;    /* bf16 [T, H], which overlaps none of these */
   void* stream; /* cudaStream_t */
 } uniep_rows_call;
 

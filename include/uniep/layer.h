@@ -306,11 +306,13 @@ class UNIEP_API Layer {
 
   /// Memory of layers of this problem in a group of `num_ranks`, and of steps with `rows` rows, a
   /// multiple of Problem::row_align up to the capacity; nothing: the capacity. No rows take as much
-  /// as row_align, since empty memory is memory that is not given. Throws Error(kInvalidArgument)
-  /// where the problem or `rows` is invalid, and Error(kUnsupported) where this build lacks the
-  /// backend.
+  /// as row_align, since empty memory is memory that is not given. On several `hosts` the symmetric
+  /// memory, which is uniep's own there, has a part for each rank that this one stands in for.
+  /// Throws Error(kInvalidArgument) where the problem, `rows` or `hosts` is invalid, and
+  /// Error(kUnsupported) where this build lacks the backend, or that has no groups on several
+  /// hosts.
   static MemoryNeeds memory_needs(const Problem& problem, Backend backend, int num_ranks,
-                                  std::optional<std::int64_t> rows = {});
+                                  std::optional<std::int64_t> rows = {}, int hosts = 1);
 
   /// Collective. `topk_ids` is this rank's [T, K]; T follows from its size, and is 0 to max_tokens.
   /// A routing that has an impossible id, or brings a rank more rows than it has room for, is

@@ -232,6 +232,7 @@ def _load() -> ctypes.CDLL:
             c_int,
             [c_void_p, POINTER(Problem), POINTER(LayerConfig), POINTER(c_void_p)],
         ),
+        "uniep_layer_needs": (c_int, [c_void_p, c_int64, POINTER(Needs)]),
         "uniep_layer_destroy": (None, [c_void_p]),
         "uniep_row_pool_create": (
             c_int,

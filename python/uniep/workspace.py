@@ -272,10 +272,10 @@ class Workspace(OfProcess):
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_memory
         self.backward_bytes = needs.backward_memory
-        self.bytes = needs.workspace + needs.symmetric
+        self._create(problem, needs)
+        self.bytes = self._bytes_of_layer()
         if self.of_shared is not None:
             self.bytes += self.of_shared.bytes
-        self._create(problem, needs)
         # None: no mesh.
         self.over_hosts = None if self.mesh is None else self._over(self.mesh)
 
@@ -349,6 +349,12 @@ class Workspace(OfProcess):
         self._finalizer = weakref.finalize(
             self.key, _destroy, number, layer, (workspace, symmetric, pages)
         )
+
+    def _bytes_of_layer(self) -> int:
+        """Which knows the hosts of its group, for each of which it has a part."""
+        needs = _library.Needs()
+        _library.check(_library.library.uniep_layer_needs(self._layer, 0, ctypes.byref(needs)))
+        return int(needs.workspace + needs.symmetric)
 
     def _shape_of_ops(self) -> Any:
         """The figures of LayerShape (python/ops/layer_registry.h of the sources), in its order."""

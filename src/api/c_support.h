@@ -180,7 +180,8 @@ struct uniep_layer {
               const uniep::LayerOptions& options)
       : layer(problem, communicator, options),
         has_pool(options.row_pool.has_value()),
-        needs(uniep::Layer::memory_needs(problem, communicator.backend(), communicator.size())),
+        needs(uniep::Layer::memory_needs(problem, communicator.backend(), communicator.size(), {},
+                                         communicator.layout().hosts)),
         local_experts(problem.num_experts / communicator.size()) {}
 
   const uniep::Problem& problem() const { return layer.problem(); }
@@ -232,7 +233,8 @@ struct uniep_layer {
   uniep::MemoryNeeds needs_of(std::optional<std::int64_t> rows) const {
     if (!rows || *rows == needs.rows) return needs;
     const uniep::Communicator& group = layer.communicator();
-    return uniep::Layer::memory_needs(problem(), group.backend(), group.size(), rows);
+    return uniep::Layer::memory_needs(problem(), group.backend(), group.size(), rows,
+                                      group.layout().hosts);
   }
 
   /// Likewise, as callers say it: 0 for the capacity.

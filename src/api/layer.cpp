@@ -116,10 +116,13 @@ Layer& Layer::operator=(Layer&& other) noexcept {
 Layer::~Layer() { end(backend_); }
 
 MemoryNeeds Layer::memory_needs(const Problem& problem, Backend backend, int num_ranks,
-                                std::optional<std::int64_t> rows) {
+                                std::optional<std::int64_t> rows, int hosts) {
   require_group_size(num_ranks);
   validate(problem, num_ranks);
-  if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks, rows);
+  (void)layout_of_hosts(num_ranks, hosts);
+  if (backend == Backend::kCpu) return cpu::memory_needs(problem, num_ranks, rows, hosts);
+  require(hosts == 1, ErrorCode::kUnsupported, "hosts is ", hosts,
+          "; the cuda backend has groups on one");
 #ifdef UNIEP_HAS_CUDA
   return cuda::memory_needs(problem, num_ranks, rows);
 #else

@@ -43,8 +43,9 @@ class GroupPasses {
         gatherer_(
             layer.communicator().impl()->bootstrap(),
             tune::limit_of_search_ms(layer.backend().limit_ms(), layer.communicator().rank())) {
+    const Place place = tune::this_place(layer.communicator().backend());
     const Schedule baseline =
-        parse_schedule("sequential", default_schedule(layer.communicator().backend()));
+        parse_schedule("sequential", default_schedule_for(layer.problem(), place));
     // The layer refuses arguments before it writes any, and so before anything is overwritten here.
     run_(baseline);
     layer_.synchronize();

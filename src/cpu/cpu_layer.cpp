@@ -502,11 +502,12 @@ void CpuLayer::run_backward(const SavedData& saved, std::byte* rows, const PassO
 
 }  // namespace
 
-MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int64_t> wanted_rows) {
+MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int64_t> wanted_rows,
+                         int hosts) {
   const std::int64_t rows = checked_rows(p, num_ranks, wanted_rows);
   return {.rows = rows,
           .rows_of_x = rows_of_x(p, num_ranks, rows),
-          .symmetric = SymmetricLayout(p, num_ranks).bytes,
+          .symmetric = hosts * SymmetricLayout(p, num_ranks, kLayerGraph, hosts).bytes,
           .workspace = LocalCounterLayout(p, num_ranks).bytes,
           .plan = HostPlanLayout(p, num_ranks).bytes,
           .forward_memory = RowLayout(p, rows, Pass::kForward).bytes,

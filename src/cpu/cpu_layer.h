@@ -13,6 +13,6 @@ std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator co
 
 /// Layer::memory_needs.
 MemoryNeeds memory_needs(const Problem& problem, int num_ranks,
-                         std::optional<std::int64_t> rows = {});
+                         std::optional<std::int64_t> rows = {}, int hosts = 1);
 
 }  // namespace uniep::cpu

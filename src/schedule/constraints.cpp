@@ -136,6 +136,12 @@ std::optional<std::string> invalid_reason(const Schedule& schedule, const Proble
   return backend_reason(schedule, place);
 }
 
+Schedule default_schedule_for(const Problem& problem, const Place& place) {
+  Schedule lower = default_schedule(place.backend);
+  lower.tile_m = std::min(lower.tile_m, problem.row_align);
+  return invalid_reason(lower, problem, place) ? default_schedule(place.backend) : lower;
+}
+
 void validate(const Schedule& schedule, const Problem& problem) {
   const auto reason = invalid_reason(schedule, problem);
   require(!reason, ErrorCode::kInvalidArgument, "schedule cannot run: ", reason.value_or(""));

@@ -34,6 +34,10 @@ std::optional<std::string> backend_reason(const Schedule& schedule, const Place&
 std::optional<std::string> invalid_reason(const Schedule& schedule, const Problem& problem,
                                           const Place& place);
 
+/// The default, with tiles low enough for the alignment of experts' rows where the backend has
+/// such: the CPU's have any height, the GPU's one.
+Schedule default_schedule_for(const Problem& problem, const Place& place);
+
 /// What a counter may rise by in a pass: they are compared by signed differences of 32 bits.
 inline constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 

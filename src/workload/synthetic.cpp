@@ -172,8 +172,11 @@ std::string fault_of_groups(const ShapeSpec& s) {
     return cat("n_group is ", s.n_group, "; a divisor of the ", s.num_experts,
                " experts is accepted");
   }
-  const int experts = s.num_experts / s.n_group * s.topk_group;
-  if (s.topk_group > s.n_group || experts < s.topk) {
+  if (s.topk_group > s.n_group) {
+    return cat("topk_group is ", s.topk_group, "; 1 to n_group=", s.n_group, " is accepted");
+  }
+  // Of more slots than experts the rest is dropped, with groups and without.
+  if (s.num_experts / s.n_group * s.topk_group < std::min(s.topk, s.num_experts)) {
     return cat("topk_group is ", s.topk_group, "; so many of the ", s.n_group,
                " groups are accepted that they have topk=", s.topk, " experts");
   }

@@ -212,6 +212,22 @@ TEST(Tune, AFlaggedRoutingThatDoesNotFitIsRefused) {
   }
 }
 
+TEST(Tune, StartsFromADefaultThatFitsTheAlignmentOfRows) {
+  const TunedCache cache;
+  for (const int row_align : {16, 32}) {
+    LayerGroup g(plain_layer(1), 1);
+    Problem finer = g.split().problem();
+    finer.row_align = row_align;
+    Layer layer(finer, g.group()[0]);
+    const RoutingPlan plan = layer.plan(g.split().topk_ids(0));
+    TuneOptions options = short_search();
+    options.stop = [calls = 0]() mutable { return ++calls > 3; };
+    EXPECT_LE(tune_forward(layer, plan, g.forward_args(0), options).schedule.tile_m, row_align);
+    const Saved saved = layer.forward(plan, g.forward_args(0));
+    EXPECT_LE(tune_backward(layer, saved, g.backward_args(0), options).schedule.tile_m, row_align);
+  }
+}
+
 TEST(Tune, CanBeStopped) {
   const TunedCache cache;
   Tuned group(2);

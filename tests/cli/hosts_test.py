@@ -174,6 +174,24 @@ class MeasuredHosts(ProgramTest):
         self.assertNotIn("host", text)
         self.assertEqual({r["hosts"] for r in file["records"]}, {1})
 
+    def test_run(self):
+        path = self.folder / "run.json"
+        for processes in ([], ["--processes"]):
+            self.succeed("run", "--shape", "tiny,tokens=16", "--ranks", 4, "--hosts", 2, *processes,
+                         "--json", path)
+            records = json.loads(path.read_text())["records"]
+            self.assertEqual({(r["ranks"], r["hosts"]) for r in records}, {(4, 2)}, processes)
+
+    def test_within_a_memory(self):
+        shared = []
+        for hosts in (1, 2, 4):
+            path = self.folder / "tune.json"
+            self.tune("--hosts", hosts, "--memory", 1, "--layers", 2, "--json", path)
+            shared.append(json.loads(path.read_text())["memory"]["choices"][0]["shared_bytes"])
+        # A rank stands in for one rank of each host.
+        self.assertGreater(shared[1], 1.8 * shared[0])
+        self.assertGreater(shared[2], 1.8 * shared[1])
+
     def test_bench_names_the_network(self):
         slow = {"UNIEP_CPU_NETWORK_GBPS": "0.001"}
         text, file = self.bench("--ranks", 2, "--hosts", 2, **slow)

@@ -50,7 +50,38 @@ TEST(RankBytes, OfBackwardInARingAreFewer) {
   EXPECT_NEAR(static_cast<double>(of_half.pass), static_cast<double>(of_all.pass) / 2, 2048);
 }
 
+TEST(RankBytes, OnSeveralHostsHaveAPartForEachRankOfTheRail) {
+  const Problem p = layer_problem();
+  const auto symmetric = [&](int hosts) {
+    return Layer::memory_needs(p, Backend::kCpu, 4, {}, hosts).symmetric;
+  };
+  const StepRows rows = room_for(p, 4);
+  const RankBytes alone = rank_bytes(p, 4, rows);
+  for (const int hosts : {2, 4}) {
+    const RankBytes bytes = rank_bytes(p, 4, rows, hosts);
+    EXPECT_EQ(bytes.shared - alone.shared, symmetric(hosts) - symmetric(1)) << hosts;
+    EXPECT_GE(symmetric(hosts), hosts * symmetric(1)) << hosts;
+    EXPECT_EQ(bytes.kept, alone.kept) << hosts;
+    EXPECT_EQ(layer_memory(p, 4, hosts) - layer_memory(p, 4), symmetric(hosts) - symmetric(1));
+  }
+}
+
+TEST(MemoryNeeds, RefuseHostsThatTheRanksAreNotOn) {
+  for (const int hosts : {0, 3, 8}) {
+    EXPECT_THROW(Layer::memory_needs(layer_problem(), Backend::kCpu, 4, {}, hosts), Error) << hosts;
+  }
+}
+
 #ifdef UNIEP_HAS_CUDA
+TEST(MemoryNeeds, OfGpusAreOfOneHost) {
+  try {
+    Layer::memory_needs(layer_problem(), Backend::kCuda, 4, {}, 2);
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported) << e.what();
+  }
+}
+
 // Workspaces of the Python package are as large as Layer::memory_needs says.
 TEST(RankBytes, AreWhatPyTorchAllocates) {
   for (const Save save : kSaves) {

@@ -84,7 +84,17 @@ TEST(Shapes, GroupsLimitTheRouting) {
             std::string::npos);
   EXPECT_NE(shape_error("tiny,n_group=8,topk_group=1").find("topk_group is 1; "),
             std::string::npos);
-  EXPECT_NE(shape_error("tiny,topk_group=2").find("topk_group is 2; "), std::string::npos);
+  EXPECT_NE(shape_error("tiny,topk_group=2").find("topk_group is 2; 1 to n_group=1 "),
+            std::string::npos);
+}
+
+TEST(Shapes, GroupsOfFewerExpertsThanSlotsDropTheRest) {
+  const auto layer = [](const char* groups) {
+    return make_layer(parse_shape(std::string("tiny,tokens=8,experts=3,topk=8") + groups), 1, 5, 0);
+  };
+  EXPECT_EQ(layer(",n_group=3,topk_group=3").topk_ids, layer("").topk_ids);
+  EXPECT_NE(shape_error("tiny,experts=4,topk=8,n_group=2,topk_group=1").find("topk_group is 1; "),
+            std::string::npos);
 }
 
 TEST(Shapes, Errors) {

@@ -43,6 +43,9 @@ def of_a_mesh():
 
     world = uniep.Group(dist.group.WORLD, device="cpu")
     layouts["world"] = (world.hosts, world.local_ranks, repr(world))
+    bytes_of = [uniep.Workspace(group, 64, 32, 8, 2, TOKENS).bytes for group in (world, None)]
+    assert bytes_of[0] > 1.8 * bytes_of[1]  # it stands in for a rank of the other host
+
     case = make_case(tokens=TOKENS, dropped=True)
     found["fp32"] = step(case.part(rank, size), group=world, max_tokens=TOKENS)
     for partials in PARTIALS:

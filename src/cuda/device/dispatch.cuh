@@ -366,7 +366,7 @@ class DispatchWarp {
     if (kKinds.weighs && weighs_rows()) {
       auto* rows = reinterpret_cast<std::byte*>(ctx_.get<Tensor::kDyRows>() + offset_of(at));
       store_scaled(slots_ + store_.slot * slot_bytes_, bytes,
-                   row != kNoRow ? rows + piece * kPullBytes : nullptr, factor);
+                   row != kNoRow ? rows + piece * kPullBytes : nullptr, factor, lane_);
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);

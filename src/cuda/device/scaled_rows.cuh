@@ -20,19 +20,19 @@ __device__ __forceinline__ Vector scaled(const Vector& v, float factor) {
 template <int kRows>
 __device__ __forceinline__ unsigned store_some_scaled(const Vector* from, int vectors,
                                                       unsigned rows, unsigned long long to,
-                                                      float factor) {
+                                                      float factor, int lane) {
   Vector* row[kRows];
   float factors[kRows];
 #pragma unroll
   for (int n = 0; n < kRows; ++n, rows &= rows - 1) {
-    const int lane = __ffs(static_cast<int>(rows)) - 1;
-    row[n] = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, lane));
-    factors[n] = __shfl_sync(kWholeWarp, factor, lane);
+    const int of = __ffs(static_cast<int>(rows)) - 1;
+    row[n] = reinterpret_cast<Vector*>(__shfl_sync(kWholeWarp, to, of));
+    factors[n] = __shfl_sync(kWholeWarp, factor, of);
   }
   // With fewer stores ahead, ptxas finds too few registers for the consumers of some kernels.
   constexpr int kVectorsAhead = 8 / kRows;
 #pragma unroll kVectorsAhead
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < vectors; i += 32) {
+  for (int i = lane; i < vectors; i += 32) {
     const Vector v = from[i];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) row[n][i] = scaled(v, factors[n]);
@@ -40,15 +40,16 @@ __device__ __forceinline__ unsigned store_some_scaled(const Vector* from, int ve
   return rows;
 }
 
-/// Stores `bytes` to each lane's row, times the lane's factor; null: to nowhere.
+/// Stores `bytes` to each lane's row, times the lane's factor; null: to nowhere. `lane`: this one's
+/// number, which callers have: to compute it anew takes registers that some kernels lack.
 __device__ __forceinline__ void store_scaled(const std::uint8_t* from, int bytes,
-                                             std::byte* row_of_lane, float factor) {
+                                             std::byte* row_of_lane, float factor, int lane) {
   const auto* vectors = reinterpret_cast<const Vector*>(from);
   const auto count = bytes / static_cast<int>(sizeof(Vector));
   const auto to = reinterpret_cast<unsigned long long>(row_of_lane);
   unsigned rows = __ballot_sync(kWholeWarp, to != 0);
-  while (__popc(rows) >= 4) rows = store_some_scaled<4>(vectors, count, rows, to, factor);
-  while (rows != 0) rows = store_some_scaled<1>(vectors, count, rows, to, factor);
+  while (__popc(rows) >= 4) rows = store_some_scaled<4>(vectors, count, rows, to, factor, lane);
+  while (rows != 0) rows = store_some_scaled<1>(vectors, count, rows, to, factor, lane);
 }
 
 }  // namespace uniep::cuda

@@ -122,8 +122,9 @@ Schedule quick_pick(const Problem& problem, const TuneKey& key, const Place& pla
     if (invalid_reason(s, problem, place)) return std::numeric_limits<double>::infinity();
     return simulate(plans, key.pass, s, profile).seconds;
   };
-  std::vector<Schedule> all = candidates(space, default_schedule(key.backend));
-  all.insert(all.begin(), default_schedule(key.backend));
+  const Schedule base = default_schedule_for(problem, place);
+  std::vector<Schedule> all = candidates(space, base);
+  all.insert(all.begin(), base);
   std::vector<double> seconds(all.size());
   for_each_in_parallel(all.size(), [&](std::size_t i) { seconds[i] = predicted(all[i]); });
   seconds[0] *= 1 - kDoubt;

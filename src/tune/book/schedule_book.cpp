@@ -28,14 +28,6 @@ const char* name(ChoiceOrigin origin) {
 
 namespace {
 
-/// The default, with tiles low enough for the alignment of experts' rows where the backend has
-/// such: the CPU's have any height, the GPU's one.
-Schedule default_for(const Problem& problem, const Place& place) {
-  Schedule lower = default_schedule(place.backend);
-  lower.tile_m = std::min(lower.tile_m, problem.row_align);
-  return invalid_reason(lower, problem, place) ? default_schedule(place.backend) : lower;
-}
-
 /// A shipped schedule was found with a driver and a version that need not be this machine's.
 TuneKey anywhere(TuneKey key) {
   key.driver.clear();
@@ -102,7 +94,7 @@ ScheduleChoice ScheduleBook::find(const TuneKey& key, const Problem& problem,
   if (const auto plain = key_of_plain_experts(key)) {
     if (const auto tuned = find_tuned(*plain, problem, place)) return *tuned;
   }
-  const Schedule fallback = default_for(problem, place);
+  const Schedule fallback = default_schedule_for(problem, place);
   if (profile_ && !invalid_reason(fallback, problem, place)) {
     return {quick_pick(problem, key, place, *profile_), ChoiceOrigin::kModel};
   }

@@ -7,7 +7,7 @@ namespace uniep::tune {
 std::vector<Schedule> starting_points(const Space& space, const Problem& problem,
                                       const TuneKey& key, const Place& place,
                                       const MachineProfile* profile) {
-  const Schedule base = default_schedule(key.backend);
+  const Schedule base = default_schedule_for(problem, place);
   std::vector<Schedule> points{space.canonical(base)};
   const auto add = [&](const Schedule& schedule) {
     const Schedule s = space.canonical(schedule);

@@ -55,21 +55,23 @@ std::string tensors_of(const TensorLayout& layout) {
   return tensor_names(kLayerGraph, [&](const TensorRow& t) { return layout.holds(t.tensor); });
 }
 
-std::vector<Use> uses(const Problem& p, int ranks, const StepRows& step) {
+std::vector<Use> uses(const Problem& p, int ranks, const StepRows& step, int hosts = 1) {
   const std::int64_t rows = step.rows;
   std::vector<Use> all;
   const auto add_layout = [&](std::string name, Held held, const TensorLayout& layout) {
     all.push_back({std::move(name), tensors_of(layout), held, layout.bytes});
   };
-  const SymmetricLayout symmetric(p, ranks);
+  // On several hosts a rank has a part for each rank of its rail, which it stands in for.
+  const SymmetricLayout symmetric(p, ranks, kLayerGraph, hosts);
   add_layout("symmetric", Held::kLayer, symmetric);
+  all.back().bytes *= hosts;
   all.push_back({"counters of this rank", "", Held::kLayer, LocalCounterLayout(p, ranks).bytes});
   add_layout("saved", Held::kUntilBackward, SavedLayout(p, rows, step.received));
   add_layout("rows of forward", Held::kForward, RowLayout(p, rows, Pass::kForward));
   add_layout("rows of backward", Held::kBackward, RowLayout(p, rows, Pass::kBackward));
 #ifdef UNIEP_HAS_CUDA
   all.push_back({"cuda: exchange of routing and errors", "", Held::kLayer,
-                 cuda::LayerSymmetricLayout(p, ranks).bytes - symmetric.bytes});
+                 cuda::LayerSymmetricLayout(p, ranks).bytes - SymmetricLayout(p, ranks).bytes});
   all.push_back(
       {"cuda: scratch of plans and passes", "", Held::kLayer,
        cuda::PlanScratchLayout(p, ranks).bytes + cuda::PassScratchLayout(p, ranks).bytes});
@@ -154,10 +156,7 @@ void print_memory(std::ostream& out, const workload::ShapeSpec& spec, int ranks,
 }
 
 std::int64_t layer_memory(const Problem& problem, int ranks, int hosts) {
-  // Beside its own, a rank of several hosts has what stands in for the other ranks of its rail.
-  const std::int64_t on_hosts = hosts * SymmetricLayout(problem, ranks, kLayerGraph, hosts).bytes -
-                                SymmetricLayout(problem, ranks).bytes;
-  return total(uses(problem, ranks, room_for(problem, ranks))) + (hosts > 1 ? on_hosts : 0);
+  return total(uses(problem, ranks, room_for(problem, ranks), hosts));
 }
 
 StepRows room_for(const Problem& problem, int ranks, std::int64_t rows) {
@@ -168,9 +167,9 @@ StepRows room_for(const Problem& problem, int ranks) {
   return room_for(problem, ranks, capacity_rows(problem, ranks));
 }
 
-RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows) {
+RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows, int hosts) {
   RankBytes sum;
-  for (const Use& use : uses(problem, ranks, rows)) {
+  for (const Use& use : uses(problem, ranks, rows, hosts)) {
     switch (use.held) {
       case Held::kLayer:
       case Held::kAnyPass:  // part of the workspace

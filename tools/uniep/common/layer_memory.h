@@ -32,7 +32,7 @@ struct StepRows {
 StepRows room_for(const Problem& problem, int ranks);
 StepRows room_for(const Problem& problem, int ranks, std::int64_t rows);
 
-RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows);
+RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows, int hosts = 1);
 
 /// Of one rank, where every expert has the same share, and tokens choose theirs apart.
 StepRows balanced_rows(const Problem& problem, int ranks);
@@ -40,7 +40,7 @@ StepRows balanced_rows(const Problem& problem, int ranks);
 /// Elements of the experts' weights of one rank, w1 and w2.
 std::int64_t weight_parameters(const Problem& problem, int ranks);
 
-/// The sum of what it prints: bytes of one rank; on several hosts, with what stands in for others.
+/// The sum of what it prints: bytes of one rank.
 std::int64_t layer_memory(const Problem& problem, int ranks, int hosts = 1);
 
 }  // namespace uniep::tool

@@ -15,6 +15,7 @@ Json record(const RunHeader& header, const StepOptions& options, Pass pass, cons
             const std::vector<double>& seconds) {
   return record_json({.shape = header.shape,
                       .ranks = options.ranks,
+                      .hosts = options.hosts,
                       .direction = direction,
                       .schedule = to_string(schedule_of(options, pass)),
                       .seconds = seconds});

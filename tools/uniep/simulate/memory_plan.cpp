@@ -38,11 +38,11 @@ std::int64_t counted_bytes(double bytes) {
 }
 
 /// Where calls take memory for so many rows.
-PlannedChoice planned(const Problem& problem, int ranks, const ModelMemory& model,
-                      const StepRows& rows) {
-  const RankBytes bytes = rank_bytes(problem, ranks, rows);
+PlannedChoice planned(const BenchCase& layer, const ModelMemory& model, const StepRows& rows) {
+  const Problem& problem = layer.problem;
+  const RankBytes bytes = rank_bytes(problem, layer.ranks, rows, layer.hosts);
   const double forwards = static_cast<double>(model.layers) * model.in_flight;
-  const auto parameters = static_cast<double>(weight_parameters(problem, ranks));
+  const auto parameters = static_cast<double>(weight_parameters(problem, layer.ranks));
   return {.save = problem.save,
           .recompute_h = problem.recompute_h,
           .backward_rows = problem.backward_rows,
@@ -54,15 +54,16 @@ PlannedChoice planned(const Problem& problem, int ranks, const ModelMemory& mode
 }
 
 /// Where those rows are in pages. What a pass works in is of the capacity all the same.
-PlannedChoice planned_in_pool(const Problem& problem, int ranks, const ModelMemory& model,
+PlannedChoice planned_in_pool(const BenchCase& layer, const ModelMemory& model,
                               const StepRows& rows) {
-  PlannedChoice choice = planned(problem, ranks, model, room_for(problem, ranks));
+  const Problem& problem = layer.problem;
+  PlannedChoice choice = planned(layer, model, room_for(problem, layer.ranks));
   const double forwards = static_cast<double>(model.layers) * model.in_flight;
   const std::int64_t pages = page_shape(problem).pages_of(rows.rows, rows.received);
   choice.rows = rows.rows;
   choice.pool = counted_bytes(static_cast<double>(
       bytes_for_pages(page_bytes(problem), std::llround(static_cast<double>(pages) * forwards))));
-  const std::int64_t plan = rank_bytes(problem, ranks, rows).plan;
+  const std::int64_t plan = rank_bytes(problem, layer.ranks, rows).plan;
   choice.kept = choice.pool + counted_bytes(static_cast<double>(plan) * forwards);
   return choice;
 }
@@ -107,9 +108,9 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
         choice.seconds = seconds;
         plan.choices.push_back(choice);
       };
-      add(planned(layer.problem, ranks, model, room_for(problem, ranks)), false);
-      add(planned_in_pool(layer.problem, ranks, model, exact_rows), false);
-      add(planned(layer.problem, ranks, model, exact_rows), true);
+      add(planned(layer, model, room_for(layer.problem, ranks)), false);
+      add(planned_in_pool(layer, model, exact_rows), false);
+      add(planned(layer, model, exact_rows), true);
     }
   }
   return plan;
