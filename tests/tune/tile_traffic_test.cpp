@@ -30,7 +30,7 @@ class TileTraffics : public ::testing::Test {
     const bool by_expert = stage_grid(v, stage).rows > 0;
     const int blocks = by_expert ? v.num_local_experts : v.num_blocks();
     for (int block = 0; block < blocks; ++block) {
-      for (const Task& task : testing::tasks_of_block(v, stage, block)) {
+      for (const Task& task : uniep::testing::tasks_of_block(v, stage, block)) {
         bytes += traffic.bytes(v, task, product_size(v, task));
       }
     }

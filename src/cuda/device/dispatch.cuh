@@ -364,9 +364,9 @@ class DispatchWarp {
     if (piece == pieces_ - 1) row_ = row_of(store_.pull + 1);  // for the next time
     ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      auto* rows = reinterpret_cast<std::byte*>(ctx_.get<Tensor::kDyRows>() + offset_of(at));
       store_scaled(slots_ + store_.slot * slot_bytes_, bytes,
-                   row != kNoRow ? rows + piece * kPullBytes : nullptr, factor, lane_);
+                   row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr,
+                   piece * kPullBytes, factor, lane_);
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
       ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);

@@ -40,16 +40,19 @@ __device__ __forceinline__ unsigned store_some_scaled(const Vector* from, int ve
   return rows;
 }
 
-/// Stores `bytes` to each lane's row, times the lane's factor; null: to nowhere. `lane`: this one's
-/// number, which callers have: to compute it anew takes registers that some kernels lack.
-__device__ __forceinline__ void store_scaled(const std::uint8_t* from, int bytes,
-                                             std::byte* row_of_lane, float factor, int lane) {
+/// Stores `bytes` to each lane's row, from its byte `first` on, times the lane's factor; null: to
+/// nowhere. `lane`: this one's number. Callers have it, and some kernels lack the registers to
+/// compute it anew, or to add `first` any earlier.
+__device__ __forceinline__ void store_scaled(const std::uint8_t* from, int bytes, bf16* row_of_lane,
+                                             int first, float factor, int lane) {
   const auto* vectors = reinterpret_cast<const Vector*>(from);
   const auto count = bytes / static_cast<int>(sizeof(Vector));
   const auto to = reinterpret_cast<unsigned long long>(row_of_lane);
   unsigned rows = __ballot_sync(kWholeWarp, to != 0);
-  while (__popc(rows) >= 4) rows = store_some_scaled<4>(vectors, count, rows, to, factor, lane);
-  while (rows != 0) rows = store_some_scaled<1>(vectors, count, rows, to, factor, lane);
+  while (__popc(rows) >= 4) {
+    rows = store_some_scaled<4>(vectors, count, rows, to + first, factor, lane);
+  }
+  while (rows != 0) rows = store_some_scaled<1>(vectors, count, rows, to + first, factor, lane);
 }
 
 }  // namespace uniep::cuda
