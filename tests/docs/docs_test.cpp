@@ -1,6 +1,7 @@
 // Tables in docs/ that restate declarations in the code must say the same.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "base/check.h"
@@ -8,6 +9,7 @@
 #include "graph/description.h"
 #include "graph/layer_graph.h"
 #include "schedule/axes.h"
+#include "schedule/space.h"
 #include "support/temporary_folder.h"
 #include "uniep/schedule.h"
 
@@ -132,6 +134,20 @@ TEST(Docs, ScheduleListsEveryPreset) {
   EXPECT_NE(read_doc("schedule.md").find(presets_table()), std::string::npos)
       << "docs/schedule.md should contain:\n"
       << presets_table();
+}
+
+TEST(Docs, TuningSaysHowLargeTheSpaceIs) {
+  const auto points = [](Backend backend) {
+    const double combinations = Space({}, Pass::kForward, {.backend = backend}).combinations();
+    const auto exponent = static_cast<int>(std::floor(std::log10(combinations)));
+    const double mantissa = std::round(combinations / std::pow(10, exponent - 1)) / 10;
+    return cat(mantissa, "e", exponent);
+  };
+  const std::string text = read_doc("tuning.md");
+  EXPECT_NE(text.find(points(Backend::kCpu) + " combinations"), std::string::npos)
+      << points(Backend::kCpu);
+  EXPECT_NE(text.find(points(Backend::kCuda) + " on a GPU"), std::string::npos)
+      << points(Backend::kCuda);
 }
 
 TEST(Docs, GraphShowsStagesTensorsAndCounters) {
