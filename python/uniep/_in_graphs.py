@@ -27,7 +27,10 @@ def _is_in_checkpoint() -> bool:
     """Whether a checkpoint is being traced: PyTorch says so nowhere but in its own stack."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if type(frame.f_locals.get("self")).__name__ == _TRACES_CHECKPOINT:
+        # Of its own frames alone: before Python 3.13 who looks at a frame's locals keeps them as
+        # long as the frame, and those of a training loop are whole graphs.
+        is_own = frame.f_globals.get("__name__", "").startswith("torch._dynamo.")
+        if is_own and type(frame.f_locals.get("self")).__name__ == _TRACES_CHECKPOINT:
             return True
         frame = frame.f_back
     return False

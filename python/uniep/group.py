@@ -52,14 +52,16 @@ class Group(OfProcess):
         device: where the tensors of its layers lie: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. None:
             the current CUDA device where PyTorch and uniep have CUDA, else the CPU.
         share_device: lets several ranks use one GPU. For tests and development: it is slow.
-        timeout_ms: limit of every wait while it is made; 0: ``UNIEP_TIMEOUT_MS``, else 30000.
+        timeout_ms: limit of every wait while it is made, once all ranks have met: that is a
+            collective of the process group, and has its timeout. 0: ``UNIEP_TIMEOUT_MS``, else
+            30000.
 
     Raises:
         ValueError: for a device that is neither CPU nor CUDA, or that this build cannot use, for a
             mesh of several dimensions, and a group that this process is not in.
         TypeError: for anything else that is no process group.
-        uniep.Error: where a rank does not come, hosts do not have as many consecutive ranks each,
-            or GPUs are on several.
+        uniep.Error: where a rank is lost, hosts do not have as many consecutive ranks each, or
+            GPUs are on several.
 
     Attributes:
         rank, size: of this process in the group, and the number of ranks.
@@ -320,7 +322,8 @@ def device_of(device: torch.device | str | int | None) -> torch.device:
 _of_process_groups: weakref.WeakKeyDictionary[Any, dict[torch.device, Group]] = (
     weakref.WeakKeyDictionary()
 )
-_alone: dict[torch.device, Group] = {}
+# Those of one process alone, by its number: a child that was forked off cannot use its parent's.
+_alone: dict[int, dict[torch.device, Group]] = {}
 _NO_MEMBER = "this process is not a member of process_group; pass a group it is in"
 
 
@@ -342,7 +345,7 @@ def group_of(group: GroupLike, device: torch.device) -> Group:
             )
         return group
     if group is None:
-        known = _alone
+        known = _alone.setdefault(os.getpid(), {})
     elif isinstance(group, dist.ProcessGroup):
         known = _of_process_groups.setdefault(group, {})
     else:
@@ -363,7 +366,7 @@ def groups_known(group: GroupLike) -> list[Group]:
     if isinstance(group, Group):
         return [group]
     if group is None:
-        return list(_alone.values())
+        return list(_alone.get(os.getpid(), {}).values())
     if isinstance(group, dist.ProcessGroup):
         return list(_of_process_groups.get(group, {}).values())
     _refuse(group)

@@ -3,6 +3,9 @@
 #include <dlfcn.h>
 #include <signal.h>
 
+#include <cerrno>
+#include <cstdlib>
+
 #include "base/check.h"
 
 namespace uniep::rail {
@@ -17,9 +20,26 @@ void load(void* library, const char* name, Function& function) {
           "; libfabric 1.17 or newer is accepted");
 }
 
-/// Handles signals afterwards as before: libraries that libfabric loads put handlers of their own
-/// in place of the program's, one of which (of libinfinipath) ends it with exit code 1, or waits
-/// for a lock that the signal came under.
+/// Keeps libinfinipath, which libfabric loads, from putting handlers of its own in place of the
+/// program's: one ends it with exit code 1, or waits for a lock that the signal came under. They
+/// hold for all threads, so nobody can keep signals away from them.
+class NoBacktraces {
+ public:
+  NoBacktraces() {
+    if (!is_set_) setenv(kVariable, "1", 0);
+  }
+  ~NoBacktraces() {
+    if (!is_set_) unsetenv(kVariable);
+  }
+  NoBacktraces(const NoBacktraces&) = delete;
+  NoBacktraces& operator=(const NoBacktraces&) = delete;
+
+ private:
+  static constexpr char kVariable[] = "IPATH_NO_BACKTRACE";
+  const bool is_set_ = std::getenv(kVariable) != nullptr;
+};
+
+/// Handles signals afterwards as before, whatever other libraries that libfabric loads do.
 class KeptSignalHandlers {
  public:
   KeptSignalHandlers() {
@@ -45,6 +65,7 @@ class KeptSignalHandlers {
 };
 
 void* open_library() {
+  const NoBacktraces none;
   const KeptSignalHandlers kept;
   return dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
 }
@@ -73,7 +94,8 @@ const FabricLibrary& FabricLibrary::get() {
 
 void FabricLibrary::check(long result, const char* call) const {
   require(result >= 0, ErrorCode::kDevice, "libfabric: ", call,
-          " failed: ", strerror(static_cast<int>(-result)));
+          " failed: ", strerror(static_cast<int>(-result)),
+          result == -EMFILE ? "; more of them (ulimit -n) are accepted" : "");
 }
 
 }  // namespace uniep::rail

@@ -183,14 +183,16 @@ class MeasuredHosts(ProgramTest):
             self.assertEqual({(r["ranks"], r["hosts"]) for r in records}, {(4, 2)}, processes)
 
     def test_within_a_memory(self):
-        shared = []
+        enough = []
         for hosts in (1, 2, 4):
-            path = self.folder / "tune.json"
-            self.tune("--hosts", hosts, "--memory", 1, "--layers", 2, "--json", path)
-            shared.append(json.loads(path.read_text())["memory"]["choices"][0]["shared_bytes"])
+            done = self.refuse("tune", "--shape", "small,tokens=4096", "--ranks", 4, "--hosts", hosts,
+                               "--profile", "none", "--memory", 0.001, "--layers", 1,
+                               words=("nothing fits", "--memory"))
+            enough.append(float(unfolded(done.stderr).split(": --memory ")[1].split()[0]))
         # A rank stands in for one rank of each host.
-        self.assertGreater(shared[1], 1.8 * shared[0])
-        self.assertGreater(shared[2], 1.8 * shared[1])
+        first, second = enough[1] - enough[0], enough[2] - enough[1]
+        self.assertGreater(first, 0.005)
+        self.assertAlmostEqual(second / first, 2, delta=0.2)
 
     def test_bench_names_the_network(self):
         slow = {"UNIEP_CPU_NETWORK_GBPS": "0.001"}

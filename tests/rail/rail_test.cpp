@@ -4,8 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <fstream>
 #include <random>
+#include <string>
+#include <thread>
 
 #include "rail/rails.h"
 #include "support/expect_error.h"
@@ -50,6 +54,33 @@ TEST(RailDeathTest, TheProgramsSignalHandlersStay) {
         ::testing::ExitedWithCode(7), "")
         << number;
   }
+}
+
+/// The signals that the process handles: a line of its status.
+std::string handled_signals() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line) && !line.starts_with("SigCgt")) {
+  }
+  return line;
+}
+
+/// Other threads take signals meanwhile.
+TEST(RailDeathTest, NoOtherSignalHandlersAreThereEvenForAWhile) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto make_rails = [] {
+    const std::string before = handled_signals();
+    std::atomic<bool> done = false;
+    std::atomic<bool> changed = false;
+    std::jthread watch([&] {
+      while (!done) changed = changed || handled_signals() != before;
+    });
+    const Rails rails({.hosts = 2, .local_ranks = 1}, 64);
+    done = true;
+    watch.join();
+    std::_Exit(changed ? 1 : 0);
+  };
+  EXPECT_EXIT(make_rails(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(Rail, SegmentsGoToTheirPlacesAndSignalsToTheirRanks) {
