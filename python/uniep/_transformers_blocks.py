@@ -60,8 +60,8 @@ def _kept_in(block: Any) -> str:
 # Hooks of modules that the block's own forward calls, and uniep's does not.
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# Whose hooks gather weights, move them or choose adapters. Weights that are then not there to be
-# read have errors of their own, and DeepSpeed gathers those that are read outside of their module.
+# Whose hooks gather weights, move them or choose adapters. Weights that are not there to be read
+# have errors of their own, and DeepSpeed gathers those that are read outside of their module.
 _KNOWN = (
     "accelerate.",
     "deepspeed.",
