@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "MAX_SLOTS",
     "Shared",
     "SharedChoice",
     "check_choice",
@@ -20,6 +21,8 @@ __all__ = [
 
 # Where the shared experts of a model run: in its own modules, or in the pass of the routed ones.
 SharedChoice = Literal["apart", "fused"]
+# Experts of a token in one pass, routed and shared: kMaxTopk of include/uniep/problem.h.
+MAX_SLOTS = 16
 
 
 class Shared(NamedTuple):

@@ -7,10 +7,13 @@ it, and so does what surrounds the block, such as hooks of accelerate.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["become", "check_forward", "with_forward"]
+import torch
+from torch import nn
+
+__all__ = ["become", "check_forward", "check_hooks", "with_forward"]
 
 
 # A forward among the block's own attributes is called instead of the class'. accelerate's hooks
@@ -52,6 +55,64 @@ def become(block: Any, own_class: Any) -> None:
 
 def _kept_in(block: Any) -> str:
     return "_old_forward" if "_old_forward" in vars(block) else "forward"
+
+
+# Hooks of modules that the block's own forward calls, and uniep's does not.
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# Whose hooks gather weights, move them or choose adapters. Weights that are not there to be read
+# have errors of their own, and DeepSpeed gathers those that are read outside of their module.
+_KNOWN = (
+    "accelerate.",
+    "deepspeed.",
+    "peft.",
+    "torch.distributed._composable.",
+    "torch.distributed.fsdp.",
+    "uniep.",
+)
+
+
+def check_hooks(block: nn.Module, called: Collection[str], name: str = "", more: str = "") -> None:
+    """Looks for hooks that would never run. While torch.compile traces, it does not look.
+
+    Args:
+        block: whose forward is to be uniep's, or is.
+        called: the modules in it that uniep's forward calls.
+        name: of the block in its model; empty: the error has its class instead.
+        more: what else the error accepts.
+
+    Raises:
+        NotImplementedError: the sentence that names the first such hook and its module.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for child_name, child in block.named_children():
+        if child_name in called:
+            continue
+        for module in child.modules():
+            for kind in _HOOKS:
+                if hooks := getattr(module, kind):
+                    _refuse_unknown(block, module, hooks.values(), name, more)
+
+
+def _refuse_unknown(
+    block: nn.Module, module: nn.Module, hooks: Collection[Any], name: str, more: str
+) -> None:
+    for hook in hooks:
+        found = hook
+        while hasattr(found, "func"):  # of functools.partial
+            found = found.func
+        origin = getattr(found, "__module__", "")
+        if f"{origin}.".startswith(_KNOWN):
+            continue
+        own_name = next(own_name for own_name, own in block.named_modules() if own is module)
+        own_class = type(block).__name__
+        where = f"{name}.{own_name}" if name else f"{own_name} of this {own_class}"
+        raise NotImplementedError(
+            f"{where} has a hook, {origin}.{getattr(found, '__qualname__', type(found).__name__)}, "
+            f"which would never run, since uniep's forward of {own_class} does not call that "
+            f"module; accepted are hooks of the block, or of modules that it still calls{more}"
+        )
 
 
 def with_forward(

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.integrations import moe as _hf_moe
 
@@ -27,13 +29,16 @@ from .arithmetic import Activation
 __all__ = [
     "IMPLEMENTATIONS",
     "Facts",
+    "Packing",
     "Weights",
     "activation_of",
     "adapted_by",
+    "check_packing",
     "facts_of",
     "is_offloaded",
     "is_packed",
     "is_quantised",
+    "is_to_be_packed",
     "pack",
     "registered",
     "to_model",
@@ -317,21 +322,77 @@ def is_packed(experts: Any) -> bool:
     return hasattr(experts, "_uniep_packed")
 
 
+# Modules of experts to be packed, with what they are, by name.
+Packing = Mapping[str, tuple[Any, Facts]]
+
+
+def is_to_be_packed(experts: Any, facts: Facts) -> bool:
+    """Whether :func:`pack` is for these.
+
+    It is not for those that lie as uniep takes them, nor for such as are spread over ranks; nor for
+    offloaded ones: accelerate would bring others than we have rearranged.
+    """
+    if is_packed(experts) or is_offloaded(experts) or not (facts.transposed or facts.interleaved):
+        return False
+    return not any(isinstance(getattr(experts, name), DTensor) for name in facts.names)
+
+
+def check_packing(model: nn.Module, packing: Packing) -> None:
+    """Looks whether whoever else knows the parameters can have them rearranged.
+
+    Raises:
+        NotImplementedError: one sentence, for wrappers that know parameters by shape, and for a
+            parameter that is another module's too, which would read it as it lay.
+    """
+    new = {id(experts): (name, experts, facts) for name, (experts, facts) in packing.items()}
+    for wrapper in model.modules():
+        if isinstance(wrapper, (DistributedDataParallel, FullyShardedDataParallel)):
+            for name, experts, _ in (new[id(m)] for m in wrapper.modules() if id(m) in new):
+                raise NotImplementedError(
+                    f"use would rearrange the weights of {name} ({type(experts).__name__}), which "
+                    f"{type(wrapper).__name__} has taken as they lie; call use before that"
+                )
+    lie = {}
+    for name, experts, facts in new.values():
+        for own in facts.names:
+            lie[id(getattr(experts, own))] = (_rearranged(own, facts), f"{own} of {name}")
+    for name, module in model.named_modules():
+        known = new[id(module)][2] if id(module) in new else _packed_as(module)
+        for own, param in module.named_parameters(recurse=False):
+            if id(param) not in lie:
+                continue
+            how, first = lie[id(param)]
+            if _rearranged(own, known) != how:
+                raise NotImplementedError(
+                    f"{first}, which use would rearrange, is {own} of {name} "
+                    f"({type(module).__name__}), too, which reads it as it lies; give each of them "
+                    "a parameter of its own"
+                )
+
+
+def _rearranged(name: str, facts: Facts | None) -> tuple[bool, ...] | None:
+    """What `to_uniep` depends on; None: for a parameter that stays as it lies."""
+    if facts is None or name not in facts.names:
+        return None
+    return facts.names.index(name) in (0, 2), facts.transposed, facts.interleaved
+
+
+def _packed_as(module: Any) -> Facts | None:
+    return module._uniep_packed if is_packed(module) else None
+
+
 @torch.no_grad()
 def pack(experts: Any, facts: Facts) -> None:
     """Rearranges the weights once; state dicts keep transformers' shapes and order.
 
-    The parameters stay the same objects, with other shapes. Other implementations than uniep's then
-    refuse to run. Weights that are spread over ranks, or offloaded, already stay as they are.
+    The parameters stay the same objects, with other shapes. Those that another module has, too, and
+    that were packed with it, are left alone. Other implementations than uniep's then refuse to run.
     """
-    params = [getattr(experts, name) for name in facts.names]
-    if is_packed(experts) or any(isinstance(param, DTensor) for param in params):
-        return
-    if is_offloaded(experts):  # accelerate would bring others than we have rearranged
-        return
-    if not (facts.transposed or facts.interleaved):
-        return
-    for which, param in enumerate(params):
+    for which, name in enumerate(facts.names):
+        param = getattr(experts, name)
+        if hasattr(param, "_uniep_packed"):
+            continue
+        param._uniep_packed = True
         grad, param.grad = param.grad, None
         param.data = to_uniep(param.data, which, facts)
         if grad is not None:

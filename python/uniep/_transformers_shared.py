@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _shared_experts
 from ._shared_experts import Shared
-from ._transformers_blocks import become, with_forward
+from ._transformers_blocks import become, check_hooks, with_forward
 from ._transformers_experts import (
     IMPLEMENTATIONS,
     Facts,
@@ -61,6 +61,8 @@ _OWN_GATES = {
 _MODULES = ("shared_experts", "shared_expert")
 _UPS = ("gate_up_proj", "gate_proj", "up_proj")
 _APART = "shared_experts='apart' is accepted"
+# What the forward with shared experts in the pass calls of the block's modules.
+_CALLED = ("gate", "experts", "shared_expert_gate")
 
 
 def names_of_shared(block: nn.Module) -> list[str]:
@@ -68,8 +70,12 @@ def names_of_shared(block: nn.Module) -> list[str]:
     return [name for name, _ in block.named_children() if "shared" in name]
 
 
-def check_block(block: Any) -> None:
+def check_block(block: Any, name: str) -> None:
     """Looks whether the block's shared experts can run in the pass.
+
+    Args:
+        block: one with shared experts.
+        name: of the block in its model.
 
     Raises:
         NotImplementedError: the sentence that says why not.
@@ -101,7 +107,15 @@ def check_block(block: Any) -> None:
             f"and with transformers' expert parallelism {_APART}"
         )
     _check_linears(shared)
-    _shared_experts.count(shared.down_proj.weight.shape[1], _intermediate(experts, facts))
+    width, intermediate = shared.down_proj.weight.shape[1], _intermediate(experts, facts)
+    together = _shared_experts.count(width, intermediate)
+    if block.gate.top_k + together > _shared_experts.MAX_SLOTS:
+        raise NotImplementedError(
+            f"{kind} has shared experts of {width} columns, which are {together} of the routed "
+            f"ones' {intermediate}, and a token has {block.gate.top_k} routed experts; in one pass "
+            f"they are at most {_shared_experts.MAX_SLOTS} together; {_APART}"
+        )
+    _check_hooks(block, name)
 
 
 def fuse(block: Any) -> None:
@@ -147,6 +161,7 @@ def _forward(block: Any, hidden_states: Tensor, input_ids: Tensor | None = None)
             f"experts_implementation is '{implementation}'; it must be one of {registered()}, of "
             "experts that are all in this process, or use(model, shared_experts='apart') be called"
         )
+    _check_hooks(block)  # which may have come since, as adapters may
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     by_token = (input_ids,) if getattr(block, "is_hash", False) else ()  # of DeepSeek-V4
     _, weights, ids = block.gate(flat, *by_token)
@@ -221,6 +236,10 @@ def _check_linears(module: Any) -> None:
                 "device_map), and brings it where its own forward runs, which uniep's pass does "
                 f"not call; {_APART}"
             )
+
+
+def _check_hooks(block: nn.Module, name: str = "") -> None:
+    check_hooks(block, _CALLED, name, ", and with shared_experts='apart' any")
 
 
 def _has_bias(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import uniep
 
@@ -35,14 +36,17 @@ except ImportError as error:
     ) from error
 from . import _transformers_shared as _shared
 from ._shared_experts import Shared, SharedChoice, check_choice
-from ._transformers_blocks import become, check_forward, with_forward
+from ._transformers_blocks import become, check_forward, check_hooks, with_forward
 from ._transformers_experts import (
     IMPLEMENTATIONS,
     Facts,
+    Packing,
     adapted_by,
+    check_packing,
     facts_of,
     is_offloaded,
     is_quantised,
+    is_to_be_packed,
     pack,
     weights_of,
 )
@@ -138,7 +142,7 @@ def use(
     peft has adapted already stay as they lie.
 
     Args:
-        model: of a class that :func:`check` accepts.
+        model: of a class that :func:`check` accepts, or a module that holds such models.
         name: under which :func:`register` was called; it is called if it was not.
         shared_experts: ``"apart"``: the model's own modules compute them, or ``"fused"``: they are
             part of the same pass as the others. Their weights stay the module's own
@@ -149,8 +153,11 @@ def use(
         The names of the modules whose experts uniep computes.
 
     Raises:
-        NotImplementedError, ValueError: see :func:`check`; and for ``"fused"`` where there are no
-            shared experts, or such as cannot be part of the pass, as with adapters of their own.
+        NotImplementedError, ValueError: see :func:`check`; for experts outside of any model of
+            transformers; for weights that would be rearranged after DistributedDataParallel or
+            FSDP1 has them, or that something else reads as they lie; and for ``"fused"`` where
+            there are no shared experts, or such as cannot be part of the pass, as with adapters or
+            hooks of their own.
     """
     check_choice(shared_experts)
     names = check(model)
@@ -159,17 +166,19 @@ def use(
         raise ValueError(
             f"{type(model).__name__} has no shared experts; shared_experts='apart' is accepted"
         )
-    for block in blocks:
+    for block_name, block in blocks.items():
         if fused:
-            _shared.check_block(block)
+            _shared.check_block(block, block_name)
         if fused != _shared.is_fused(block):
             check_forward(block)
+    modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
+    models = _models_around(model, [n for n, module in modules.items() if not _is_block(module)])
+    packing = _to_be_packed(model, modules)
+    check_packing(model, packing)
     if name not in _registered:
         register(name)
-    modules: dict[str, Any] = {own_name: model.get_submodule(own_name) for own_name in names}
-    adapted = {id(own) for wrapper in model.modules() if (own := adapted_by(wrapper)) is not None}
-    if not all(_is_block(module) for module in modules.values()):
-        model.set_experts_implementation(name)  # type: ignore[operator]
+    for own_model in models:
+        own_model.set_experts_implementation(name)
     for own_name, module in modules.items():
         if _is_block(module):
             _use_in_block(module, name)
@@ -182,38 +191,73 @@ def use(
                 f"set_experts_implementation of {type(model).__name__} leaves {own_name} with "
                 f"'{found}'; it must be '{name}': call it for the model whose configuration that is"
             )
-        if id(module) not in adapted:  # whose adapters know the weights as they lie
-            pack(module, facts_of(module))
-    for block in blocks:
+    for experts, facts in packing.values():
+        pack(experts, facts)
+    for block in blocks.values():
         (_shared.fuse if fused else _shared.separate)(block)
     return names
 
 
-def _blocks_with_shared(model: nn.Module, names: list[str]) -> list[nn.Module]:
-    """What holds these modules of experts, or is one of them, and has shared experts too."""
-    blocks = [_block_of(model, name) for name in names]
-    return [block for block in blocks if _shared.names_of_shared(block)]
+def _models_around(model: nn.Module, names: list[str]) -> list[Any]:
+    """Whose configurations choose the implementation of these modules of experts.
+
+    Raises:
+        ValueError: one sentence, for experts outside of any model of transformers.
+    """
+    found = dict[int, Any]()
+    for name in names:
+        own, parts = model, name.split(".")
+        while not hasattr(own, "set_experts_implementation") and parts:
+            own = own.get_submodule(parts.pop(0))
+        if not parts:
+            raise ValueError(
+                f"{type(model).__name__} has {name or 'experts'} outside of any model of "
+                "transformers, whose set_experts_implementation chooses what computes them; call "
+                "use for such a model, or for a module that holds it"
+            )
+        found[id(own)] = own
+    return list(found.values())
 
 
-def _block_of(model: nn.Module, name: str) -> nn.Module:
+def _to_be_packed(model: nn.Module, modules: dict[str, Any]) -> Packing:
+    """Experts whose weights `use` rearranges, with what they are, by name."""
+    adapted = {id(own) for wrapper in model.modules() if (own := adapted_by(wrapper)) is not None}
+    packing = {}
+    for name, module in modules.items():
+        is_block = _is_block(module)
+        experts = _experts_of(module) if is_block else module
+        facts = facts_of(experts)
+        # Adapters know the weights as they lie.
+        if id(experts) not in adapted and is_to_be_packed(experts, facts):
+            packing[f"{name}.experts".lstrip(".") if is_block else name] = (experts, facts)
+    return packing
+
+
+def _blocks_with_shared(model: nn.Module, names: list[str]) -> dict[str, nn.Module]:
+    """By name: what holds these modules of experts, or is one of them, and has shared ones too."""
+    blocks = dict(_block_of(model, name) for name in names)
+    return {name: block for name, block in blocks.items() if _shared.names_of_shared(block)}
+
+
+def _block_of(model: nn.Module, name: str) -> tuple[str, nn.Module]:
     """Of a module of experts, around which there may be layers of peft; itself, if it is one."""
     found = model.get_submodule(name)
     if _is_block(found):
-        return found
+        return name, found
     while name:
         name = name.rpartition(".")[0]
         found = model.get_submodule(name)
         if adapted_by(found) is None:
             break
-    return found
+    return name, found
 
 
 def check(model: nn.Module) -> list[str]:
     """The names of the model's modules whose experts uniep can run.
 
     Raises:
-        NotImplementedError: the sentence that a forward would raise, and one for a block whose
-            forward something else has replaced.
+        NotImplementedError: the sentence that a forward would raise, as for hooks of Llama-4's
+            experts, and one for a block whose forward something else has replaced.
         ValueError: for a model none of whose experts has a choice of implementation.
     """
     names = []
@@ -227,6 +271,7 @@ def check(model: nn.Module) -> list[str]:
             facts_of(_experts_of(module))
             if not _runs_uniep(module):
                 check_forward(module)
+            check_hooks(module, _CALLED, name)
             names.append(name)
     if not names:
         raise ValueError(
@@ -322,6 +367,9 @@ def _refuse_dtypes(experts: Any, hidden_states: Tensor, weights: dict[str, Tenso
 # the block around them is what changes.
 
 
+_CALLED = ("router", "shared_expert")  # by our forward
+
+
 def _is_block(module: nn.Module) -> bool:
     return any(
         cls.__name__ == "Llama4TextMoe" and cls.__module__.startswith("transformers.")
@@ -354,8 +402,6 @@ def _use_in_block(block: nn.Module, name: str) -> None:
     if not _runs_uniep(block):
         own_class: Any = type(block)
         become(block, _class_with_uniep(own_class))
-    experts = _experts_of(block)
-    pack(experts, facts_of(experts))
 
 
 @functools.cache
@@ -369,12 +415,19 @@ def _block_forward(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 
     A token and its scores are K tokens with one expert each.
     """
+    experts = _experts_of(block)
+    if any(isinstance(param, DTensor) for param in experts.parameters(recurse=False)):
+        raise RuntimeError(
+            f"the experts of {type(block).__name__} are sharded by themselves; uniep's forward of "
+            "the block reads their weights, which must be gathered with it: call fully_shard on "
+            "the block or its layer"
+        )
+    check_hooks(block, _CALLED)  # which may have come since
     hidden_states = hidden_states.reshape(-1, block.hidden_dim)
     router_scores, router_logits = block.router(hidden_states)
     scores, ids = router_scores.sort(dim=1, descending=True, stable=True)  # those not chosen are 0
     scores, ids = scores[:, : block.top_k], ids[:, : block.top_k]
     scaled = hidden_states.unsqueeze(1) * scores.unsqueeze(2)
-    experts = _experts_of(block)
     choices = _choices_of(block)
     if choices.max_tokens is not None:
         choices = choices.but(max_tokens=choices.max_tokens * block.top_k)

@@ -1,8 +1,9 @@
-"""Around modules of a model whose experts are uniep's: adapters, hooks, FSDP2, pickle."""
+"""Around modules of a model whose experts are uniep's: adapters, hooks, FSDP2, ties, pickle."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import warnings
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_adapters_of_shared_experts_run_apart() -> None:
         uniep.transformers.use(model, shared_experts="fused")
 
 
-def test_adapters_of_routed_experts_run_in_the_pass() -> None:
+def test_adapters_of_routed_experts_run_in_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, choices = tokens(), list[Tensor]()
     targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     own, last = (
@@ -84,8 +85,8 @@ def test_adapters_of_routed_experts_run_in_the_pass() -> None:
     first = adapted(fused("deepseek_v3"), target_modules=[], target_parameters=targets)
     found = []
     for model in (first, last):
-        hook = shared_module(model).register_forward_pre_hook(never)
-        with hook, router_choices(replay=list(choices)):
+        with monkeypatch.context() as patched, router_choices(replay=list(choices)):
+            patched.setattr(shared_module(model), "forward", never)
             found.append(step(model, ids))
     assert_same(*found)
     logits, grads = distances(found[0], wanted)
@@ -155,6 +156,225 @@ def test_a_forward_that_something_else_has_set_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=words):
         uniep.transformers.use(after)
     uniep.transformers.use(before)
+
+
+# Hooks of modules that uniep's forward of a block does not call.
+
+REGISTER = (
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)
+
+
+def hook_of_a_test(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "hooked"),
+    [
+        ("llama4", {}, "feed_forward.experts"),
+        ("llama4", {}, "feed_forward.experts.act_fn"),
+        ("deepseek_v3", IN_PASS, "mlp.shared_experts"),
+        ("deepseek_v3", IN_PASS, "mlp.shared_experts.up_proj"),
+    ],
+)
+def test_hooks_that_would_never_run_are_refused(
+    kind: str, options: dict[str, Any], hooked: str
+) -> None:
+    """Before `use` has changed anything; those that come later, by the forward."""
+    model: Any = small(kind)
+    name = f"model.layers.1.{hooked}"
+    module, classes = model.get_submodule(name), [type(m) for m in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    words = r" has a hook, test_around_models.hook_of_a_test, which would never run"
+    for register in REGISTER:
+        with (
+            getattr(module, register)(hook_of_a_test),
+            pytest.raises(NotImplementedError, match=f"^{name}{words}") as refused,
+        ):
+            uniep.transformers.use(model, **options)
+        assert ("'apart'" in str(refused.value)) == bool(options)
+    assert [type(m) for m in model.modules()] == classes
+    assert not any(is_packed(m) for m in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+    uniep.transformers.use(model, **options)
+    wanted = model(input_ids=tokens()).logits
+    block, _, own_name = hooked.partition(".")
+    of_block = f"^{own_name} of this {type(model.model.layers[1].get_submodule(block)).__name__}"
+    for register in REGISTER:
+        with (
+            getattr(module, register)(hook_of_a_test),
+            pytest.raises(NotImplementedError, match=of_block + words),
+        ):
+            model(input_ids=tokens())
+    assert torch.equal(model(input_ids=tokens()).logits, wanted)
+    if options:
+        uniep.transformers.use(model)
+        called = list[int]()
+        with module.register_forward_hook(lambda *_: called.append(1)):
+            model(input_ids=tokens())
+        assert called
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "called", "uncalled"),
+    [
+        ("llama4", {}, ["", "router", "shared_expert"], "experts"),
+        ("qwen2_moe", IN_PASS, ["", "gate", "experts", "shared_expert_gate"], "shared_expert"),
+    ],
+)
+def test_hooks_of_modules_that_are_called_run(
+    kind: str, options: dict[str, Any], called: list[str], uncalled: str
+) -> None:
+    """And those of libraries that gather weights stand where nobody calls them."""
+    model: Any = small(kind)
+    block = model.model.layers[0].feed_forward if kind == "llama4" else model.model.layers[0].mlp
+    found = list[str]()
+    for name in called:
+        block.get_submodule(name).register_forward_hook(lambda *_, name=name: found.append(name))
+
+    def gather(*_: Any) -> None:
+        pytest.fail("nobody calls this module")
+
+    gather.__module__ = "deepspeed.runtime.zero.parameter_offload"
+    block.get_submodule(uncalled).register_forward_pre_hook(functools.partial(gather, "stage 3"))
+    uniep.transformers.use(model, **options)
+    uniep.transformers.use(model, **options)  # with hooks of uniep's own
+    model(input_ids=tokens())
+    assert sorted(found) == sorted(called)
+
+
+# Parameters that others have, too.
+
+REARRANGED = ("gpt_oss", "llama4")
+
+
+def all_experts(model: Any) -> list[Any]:
+    return [module for name, module in model.named_modules() if name.endswith("experts")]
+
+
+def tied(kind: str) -> Any:
+    """A model whose two layers share the parameters of experts."""
+    model = small(kind)
+    first, second = all_experts(model)
+    for name, _ in list(first.named_parameters()):
+        setattr(second, name, getattr(first, name))
+    return model
+
+
+@pytest.mark.parametrize("kind", REARRANGED)
+def test_parameters_of_two_layers_are_rearranged_once(kind: str) -> None:
+    model, apart = tied(kind), small(kind)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    apart.load_state_dict(before)
+    for each in (model, apart):
+        uniep.transformers.use(each)
+    after = model.state_dict()
+    assert [name for name in before if not torch.equal(after[name], before[name])] == []
+    found, wanted = (each(input_ids=tokens(), labels=tokens()) for each in (model, apart))
+    assert torch.equal(found.logits, wanted.logits)
+    for loss in (found.loss, wanted.loss):
+        loss.backward()
+    for name, param in all_experts(model)[0].named_parameters():
+        grads = [getattr(experts, name).grad.float() for experts in all_experts(apart)]
+        assert distance(param.grad, grads[0] + grads[1]) < 1e-2  # a sum that is rounded
+
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    model.load_state_dict(before)
+    assert torch.equal(model(input_ids=tokens()).logits, found.logits)
+
+
+def test_a_parameter_that_is_rearranged_already_stays() -> None:
+    model: Any = small("gpt_oss")
+    uniep.transformers.use(model)
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = all_experts(model)
+    new = copy.deepcopy(all_experts(small("gpt_oss"))[1])
+    new.config, new.down_proj = second.config, first.down_proj
+    model.model.layers[1].mlp.experts = new
+    uniep.transformers.use(model)
+    name = "model.layers.{}.mlp.experts.down_proj"
+    for layer in (0, 1):
+        assert torch.equal(model.state_dict()[name.format(layer)], wanted[name.format(0)])
+
+
+def test_a_parameter_that_something_else_reads_is_refused() -> None:
+    model: Any = small("gpt_oss")
+    model.other = torch.nn.Module()
+    model.other.weight = all_experts(model)[1].down_proj
+    words = r"down_proj of model.layers.1.mlp.experts, .* is weight of other \(Module\), too"
+    with pytest.raises(NotImplementedError, match=words):
+        uniep.transformers.use(model)
+    assert not any(is_packed(module) for module in model.modules())
+    assert all_experts(model)[0].config._experts_implementation != "uniep"
+
+
+# Modules that hold a model, or are a part of one.
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "llama4"])
+def test_use_of_a_module_that_holds_models(kind: str) -> None:
+    model, reference, plain = small(kind), small(kind), small(kind)
+    both = torch.nn.ModuleDict({"policy": model, "more": torch.nn.Sequential(reference)})
+    assert uniep.transformers.use(both) == uniep.transformers.check(both)
+    uniep.transformers.use(plain)
+    wanted = step(plain, tokens())
+    for each in (model, reference):
+        assert_same(step(each, tokens()), wanted)
+    assert sum(is_packed(module) for module in both.modules()) == (4 if kind in REARRANGED else 0)
+
+
+def test_a_part_whose_model_is_elsewhere_is_refused() -> None:
+    """Its configuration is the model's, whose other layers would change with it."""
+    layer: Any = small("gpt_oss").model.layers[0]  # type: ignore[union-attr]
+    for part, name in ((layer, "mlp.experts"), (layer.mlp.experts, "experts")):
+        with pytest.raises(ValueError, match=f" has {name} outside of any model of transformers"):
+            uniep.transformers.use(part)
+    assert layer.mlp.experts.config._experts_implementation != "uniep"
+    assert not is_packed(layer.mlp.experts)
+    llama: Any = small("llama4").model.layers[0]  # type: ignore[union-attr]
+    assert uniep.transformers.use(llama) == ["feed_forward"]
+    assert is_packed(llama.feed_forward.experts)
+
+
+def wrapped() -> list[str]:
+    """What is said of models that wrappers have already; of Qwen3-MoE's, nothing."""
+    uniep.transformers.register()
+    ids = tokens()
+    plain = small("qwen3_moe")
+    uniep.transformers.use(plain)
+    found: Any = torch.nn.parallel.DistributedDataParallel(small("qwen3_moe"))
+    uniep.transformers.use(found)
+    assert torch.equal(found(input_ids=ids).logits, plain(input_ids=ids).logits)
+    words = list[str]()
+    for kind in REARRANGED:
+        own: Any = torch.nn.parallel.DistributedDataParallel(small(kind))
+        with pytest.raises(NotImplementedError) as refused:
+            uniep.transformers.use(own)
+        assert not any(is_packed(module) for module in own.modules())
+        words.append(str(refused.value))
+
+    llama: Any = small("llama4")
+    uniep.transformers.use(llama)
+    for experts in all_experts(llama):
+        fully_shard(experts, mesh=cpu_mesh())
+    fully_shard(llama, mesh=cpu_mesh())
+    with pytest.raises(RuntimeError) as sharded:
+        llama(input_ids=ids)
+    return [*words, str(sharded.value)]
+
+
+def test_wrappers_that_have_weights_already() -> None:
+    gpt_oss, llama, sharded = run_ranks(1, wrapped)[0]
+    assert gpt_oss.startswith("use would rearrange the weights of module.model.layers.0.mlp.exp")
+    assert "Llama4TextExperts" in llama and llama.endswith("call use before that")
+    assert "the experts of Llama4TextMoe are sharded by themselves" in sharded
+    assert "call fully_shard on the block or its layer" in sharded
 
 
 # Weights that are elsewhere, or others.

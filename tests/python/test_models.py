@@ -176,8 +176,8 @@ def test_bits_in_the_pass_are_those_of_plain_pytorch(
     model, ids = fused(kind, **changes), tokens()
     found = step(model, ids)
     assert all(param.grad is not None for param in shared_module(model).parameters())
-    shared_module(model).register_forward_pre_hook(never)
     with monkeypatch.context() as patched:
+        patched.setattr(shared_module(model), "forward", never)
         patched.setattr(uniep, "moe", plain_moe)
         assert_same(found, step(model, ids))
 
@@ -274,10 +274,12 @@ def test_what_cannot_be_in_the_pass_is_refused() -> None:
         ("llama4", {}, "Llama4TextMoe gives its shared expert x"),
         ("qwen3_next", {}, "the shared experts have 24 columns, and each routed one has 32"),
         ("nemotron_h", {"mlp_bias": True}, "NemotronHMoE has biases"),
+        ("minimax_m3", {"shared_intermediate_size": 15 * 32}, "480 columns, which are 15 of the"),
     ):
         with pytest.raises(NotImplementedError, match=words) as refused:
             fused(kind, **changes)
         assert "apart" in str(refused.value)
+    fused("minimax_m3", shared_intermediate_size=14 * 32)(input_ids=tokens())  # 16 with K = 2
     with pytest.raises(ValueError, match="MixtralForCausalLM has no shared experts"):
         fused("mixtral")
     with pytest.raises(ValueError, match="shared_experts is 'within'; it must be 'apart' or"):

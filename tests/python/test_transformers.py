@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import safetensors.torch
@@ -315,10 +315,22 @@ def test_other_experts_are_refused(case: str) -> None:
         uniep.transformers.check(model)
 
 
-def test_gpt_oss_with_another_limit_is_refused() -> None:
-    model: Any = small("gpt_oss", swiglu_limit=5.0)
-    with pytest.raises(NotImplementedError, match=r"GptOssExperts has limit 5.0; it must be 7.0"):
+@pytest.mark.parametrize(
+    ("kind", "option", "accepted"),
+    [
+        ("gpt_oss", "swiglu_limit", "7.0"),
+        ("deepseek_v4", "swiglu_limit", "10.0"),
+        ("minimax_m3", "swiglu_alpha", "1.702"),
+        ("minimax_m3", "swiglu_limit", "7.0"),
+    ],
+)
+def test_gates_with_other_numbers_are_refused(kind: str, option: str, accepted: str) -> None:
+    """docs/models.md has those that are accepted."""
+    model: Any = small(kind, **{option: 5.0})
+    with pytest.raises(NotImplementedError, match=rf"Experts has \w+ 5.0; it must be {accepted},"):
         uniep.transformers.use(model)
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert f"{float(accepted):g}" in page.partition("## Clamps and alphas")[2]
 
 
 def test_a_gate_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,6 +510,63 @@ def test_transformers_trainer(tmp_path: Path) -> None:
         if "experts" in name:
             moved, away = (t.float() - own.float() for t in (start[name], saved["uniep"][name]))
             assert away.norm() < 0.5 * moved.norm(), name
+
+
+class Trained(NamedTuple):
+    begun: dict[str, Tensor]  # the state dict that training begins with
+    ended: dict[str, Tensor]
+    losses: dict[int, float]  # by step
+
+
+def trained(model: Any, folder: Path, steps: int, resume: Path | None = None) -> Trained:
+    begun: dict[str, Tensor] = {}
+
+    class Watch(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_train_begin(self, *_: Any, model: Any, **__: Any) -> None:
+            begun.update({name: value.clone() for name, value in model.state_dict().items()})
+
+    ids = torch.randint(256, (8, 23), generator=torch.Generator().manual_seed(1))
+    options = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        save_steps=2,
+        logging_steps=1,
+        lr_scheduler_type="constant",
+        learning_rate=1e-3,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = transformers.Trainer(model, options, train_dataset=data, callbacks=[Watch()])
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    losses = {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log}
+    return Trained(begun, model.state_dict(), losses)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_training_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    """As docs/transformers.md says: with a model that is loaded from it; any other only here."""
+
+    def used(path: Path) -> Any:
+        model = getattr(transformers, MODELS[kind].classes[1]).from_pretrained(
+            path, dtype=torch.bfloat16
+        )
+        uniep.transformers.use(model)
+        return model.train()
+
+    first, checkpoint = tmp_path / "first", tmp_path / "run" / "checkpoint-2"
+    small(kind).save_pretrained(first)  # type: ignore[operator]
+    whole = trained(used(first), tmp_path / "run", 4)
+    again = trained(used(checkpoint), tmp_path / "again", 4, checkpoint)
+    assert again.losses == whole.losses and len(whole.losses) == 4
+    assert [n for n, value in whole.ended.items() if not torch.equal(again.ended[n], value)] == []
+    other = trained(used(first), tmp_path / "other", 3, checkpoint)
+    lost = [
+        name for name, value in again.begun.items() if not torch.equal(other.begun[name], value)
+    ]
+    assert any("experts" in name for name in lost) == (kind != "gpt_oss")
 
 
 def test_the_example_trains_as_transformers_own_experts_do() -> None:
