@@ -234,13 +234,18 @@ def batch_of(text: Tensor, step: int, args: argparse.Namespace) -> Tensor:
     return text[starts + torch.arange(args.length + 1)].long()
 
 
+#: What a checkpoint's model is made of.
+MODEL_FLAGS = ("layers", "hidden", "heads", "experts", "topk", "intermediate")
+
+
 def save(folder: Path, losses: list[float], rank: int, model: Model, optimizer: AdamW) -> None:
     """Write what this rank updates; rank 0 then names the checkpoint in `latest`."""
     # A folder for each number of ranks: else files of ranks that are no more would lie beside.
     to = folder / f"step{len(losses)}_ranks{model.args.ep}"
     to.mkdir(parents=True, exist_ok=True)
     state = {name: {"weight": w.data, **optimizer.state[w]} for name, w in model.parameters()}
-    torch.save({"losses": losses, **state}, to / f"rank{rank}.pt")
+    flags = {name: getattr(model.args, name) for name in MODEL_FLAGS}
+    torch.save({"losses": losses, "flags": flags, **state}, to / f"rank{rank}.pt")
     if dist.is_initialized():
         dist.barrier()
     if rank == 0:
@@ -254,6 +259,12 @@ def load(folder: Path, model: Model, optimizer: AdamW) -> list[float]:
     state: dict[str, Any] = {}
     for file in latest.glob("rank*.pt"):
         state.update(torch.load(file, weights_only=True))
+    for flag, saved in state["flags"].items():
+        if saved != getattr(model.args, flag):
+            sys.exit(
+                f"--{flag} is {getattr(model.args, flag)}, but the checkpoint {latest} is of a "
+                f"model with --{flag} {saved}"
+            )
     for name, weight in model.parameters():
         weight.data.copy_(state[name].pop("weight"))
         steps = state[name].pop("step")  # stays on the CPU
@@ -393,7 +404,7 @@ def main() -> None:
     add("--beside", type=Path, nargs="+", default=[], metavar="FILE", help="other --losses to draw")
     args = parser.parse_args()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    args.ep = args.ep or processes
+    args.ep = processes if args.ep is None else args.ep
     check(args, processes)
     run(args, processes)
 
@@ -403,6 +414,9 @@ def check(args: argparse.Namespace, processes: int) -> None:
     for file in args.text:
         if not Path(file).is_file():
             sys.exit(f"--text {file} is no file; files are accepted, such as docs/*.md")
+    for flag in (*MODEL_FLAGS, "ep", "hosts", "threads", "shards", "batch", "length", "every"):
+        if getattr(args, flag) < 1:
+            sys.exit(f"--{flag} is {getattr(args, flag)}; 1 or more is accepted")
     size = sum(Path(file).stat().st_size for file in args.text)
     if size <= args.length:
         sys.exit(f"--text has {size} bytes; more than --length, {args.length}, are needed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +67,8 @@ def _shared(
         missing = 0
         if wanted > room(called, str(device), *kind):
             missing = _as_constant(wanted)
-        workspace = _prepared[prepare(called, str(device), missing, may_grow, *kind)]()
+        name = prepare(called, str(device), missing, may_grow, *kind)
+        workspace: Workspace | None = getattr(_prepared, name)()
         assert workspace is not None
         return workspace
     place = _Place.of(group, device)
@@ -234,20 +236,23 @@ def room(group: GroupLike | str, device: str, *figures: Any) -> int:
     return 0 if known is None else known.max_tokens
 
 
-# Those of graphs, by a name: while a graph is made, groups are not what they are else.
-_prepared: dict[str, weakref.ref[Workspace]] = {}
+# Weak references to those of graphs: while a graph is made, groups are not what they are else.
+# Attributes of a module, since of a dict the compiler knows the keys that it had when first read.
+_prepared = ModuleType("uniep._prepared")
+_names: dict[tuple[object, ...], str] = {}
 
 
 @constant_in_graphs
 def prepare(group: GroupLike | str, device: str, wanted: int, may_grow: bool, *figures: Any) -> str:
-    """The name of the one that :func:`shared_workspace` returns, which it makes if need be.
+    """Which of `_prepared` :func:`shared_workspace` returns. It is made if need be.
 
     The compiler hands on constants: a :class:`Group` and the device by their names, the figures of
     a LayerKind.
     """
     place = _Place.of(_given(group), torch.device(device))
-    name = " ".join(map(str, (place.owner.name, place.hosts, place.rail, *figures)))
-    _prepared[name] = weakref.ref(_found_or_made(place, LayerKind(*figures), wanted, may_grow))
+    kind = LayerKind(*figures)
+    name = _names.setdefault(place.key(kind), f"workspace_{len(_names)}")
+    setattr(_prepared, name, weakref.ref(_found_or_made(place, kind, wanted, may_grow)))
     return name
 
 

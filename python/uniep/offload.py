@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ._plain_values import check_whole
+from ._plain_values import check_whole, check_whole_or_none
 from ._staying import Staying
 
 __all__ = ["Offload", "saving_elsewhere"]
@@ -39,12 +39,13 @@ class Offload:
             rounds pinned memory up to powers of two and keeps it for the next step. None: no limit.
 
     Raises:
-        TypeError: for an ``ahead`` that is no whole number.
+        TypeError: for an ``ahead`` or ``max_bytes`` that is no whole number.
         ValueError: for an ``ahead`` below 1, or a negative ``max_bytes``.
     """
 
     def __init__(self, *, ahead: int = 1, max_bytes: int | None = None) -> None:
         check_whole(ahead=ahead)
+        check_whole_or_none(max_bytes=max_bytes)
         if ahead < 1:
             raise ValueError(f"ahead is {ahead}; it must be at least 1")
         if max_bytes is not None and max_bytes < 0:

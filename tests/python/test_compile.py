@@ -76,6 +76,23 @@ def test_compiled_without_gradients_or_a_workspace(backend):
         assert torch.equal(found, uniep.moe(*inputs, case.w1, case.w2)), tokens
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_layers_of_several_kinds_compile_in_one_graph(backend):
+    """Their workspaces are made while it is traced."""
+    torch.manual_seed(0)
+    layers = [uniep.MoELayer(56, intermediate, 8, 2) for intermediate in (32, 16, 24)]
+    layers.append(uniep.MoELayer(56, 32, 8, 2, save="none"))
+    model = torch.nn.Sequential(*layers)
+    x = torch.randn(20, 56).bfloat16().requires_grad_()
+    torch.compile(model, fullgraph=True, backend=backend)(x).float().square().mean().backward()
+    found = [x.grad, *(layer.w1.grad for layer in layers)]
+    x.grad = None
+    model.zero_grad()
+    model(x).float().square().mean().backward()
+    for a, b in zip(found, [x.grad, *(layer.w1.grad for layer in layers)], strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.fixture
 def problem():
     case = make_case(dropped=True).requires_grad()

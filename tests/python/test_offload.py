@@ -255,6 +255,8 @@ def test_it_breaks_a_graph():
         ({"ahead": 0}, "ahead is 0; it must be at least 1"),
         ({"ahead": 1.5}, "ahead is 1.5, a float; it must be an int"),
         ({"max_bytes": -1}, "max_bytes is -1"),
+        ({"max_bytes": float("nan")}, "max_bytes is nan, a float; it must be an int"),
+        ({"max_bytes": "3"}, "max_bytes is '3', a str"),
     ],
 )
 def test_figures_out_of_range(options, sentence):

@@ -96,6 +96,15 @@ def test_resumes_on_another_number_of_ranks(alone: list[str], train: Train, tmp_
     assert train(*checkpoint, "--resume") == alone
 
 
+def test_another_model_does_not_resume(tmp_path: Path) -> None:
+    checkpoint = ["--checkpoint", str(tmp_path / "checkpoint")]
+    assert run(1, *checkpoint, "--steps", "1").returncode == 0
+    for flag, value in (("--layers", "1"), ("--topk", "4")):
+        result = run(1, *checkpoint, "--resume", "--steps", "2", flag, value)
+        assert result.returncode == 1
+        assert f"{flag} is {value}, but the checkpoint" in result.stderr
+
+
 def test_checkpointing(alone: list[str], train: Train) -> None:
     assert train("--checkpointing") == alone
 
@@ -175,6 +184,8 @@ def test_a_checkpoint_has_no_files_of_other_numbers_of_ranks(tmp_path: Path) -> 
     [
         (["--ep", "2"], "--ep 2 takes as many processes, but there are 1: torchrun"),
         (["--resume"], "--resume needs --checkpoint DIR"),
+        (["--every", "0"], "--every is 0; 1 or more is accepted"),
+        (["--hosts", "0"], "--hosts is 0; 1 or more is accepted"),
     ],
 )
 def test_refuses(flags: list[str], sentence: str) -> None:
