@@ -28,12 +28,15 @@ struct PassKernel {
                             const PassMaps& maps, int ctas, cudaStream_t stream);
 };
 
+/// What PassKernel has, of a variant that is known at run time.
 struct PassFunctions {
   PassVariant variant;
   cudaError_t (*prepare)();
   cudaError_t (*launch)(const DeviceContext&, const LaunchQueues&, const PassMaps&, int,
                         cudaStream_t);
 };
+
+/// Of any variant with a tile_n of kTileColumns; another is an internal error.
 const PassFunctions& functions_for(const PassVariant& variant);
 
 /// Prepares all variants.
