@@ -58,9 +58,9 @@ def _shared(
     wanted = tokens if max_tokens is None else max_tokens
     may_grow = max_tokens is None
     if torch.compiler.is_compiling():
-        # The compiler cannot see into libraries: what is missing is made while it looks on.
-        # Sizes of tensors that have changed are symbols of the graph. The number of tokens stays
-        # one where there is room for it.
+        # The compiler cannot see into libraries: what is missing is made while it looks on. Sizes
+        # of tensors that have changed are symbols of the graph. The number of tokens stays one
+        # where there is room for it.
         figures: list[Any] = [_as_constant(f) if type(f) is int else f for f in kind]
         kind = LayerKind(*figures)
         called = group.name if isinstance(group, Group) else group

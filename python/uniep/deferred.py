@@ -23,7 +23,7 @@ from ._shared_main_grads import gradients_of_shared, with_sums_of_shared
 from ._staying import Staying
 from .row_pool import SavedPages
 
-__all__ = ["DeferredWeights", "Pending", "PendingPages", "backward_weights"]
+__all__ = ["DeferredWeights", "backward_weights"]
 
 
 @dataclass(frozen=True)

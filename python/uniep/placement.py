@@ -299,10 +299,10 @@ def place_experts(
             "co-activation counts are negative or not symmetric; what uniep.coactivation counts is "
             "accepted"
         )
-    if counts.double().sum() > _MOST_COUNTED:
+    total = float(counts.double().sum())
+    if total > _MOST_COUNTED:
         raise ValueError(
-            f"co-activation counts sum up to {float(counts.double().sum()):.3g}; 2^60 is accepted, "
-            "so divide them"
+            f"co-activation counts sum up to {total:.3g}; up to 2^60 is accepted, so divide them"
         )
     if not slack >= 0:
         raise ValueError(f"slack is {slack}; 0 or more is accepted")

@@ -434,7 +434,7 @@ SAME = Placement.identity(4)
         (TypeError, "hosts is 2.0, a float", lambda: placement.hosts_needed(IDS, SAME, hosts=2.0)),
         (
             ValueError,
-            r"sum up to 4.61e\+18; 2\^60 is accepted",
+            r"sum up to 4.61e\+18; up to 2\^60 is accepted",
             lambda: placement.place_experts(torch.ones_like(COUNTS) * 2**58, hosts=2),
         ),
         (ValueError, "num_experts is -1; 0 or more", lambda: Placement.identity(-1)),
