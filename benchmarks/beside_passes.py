@@ -7,8 +7,8 @@
 Every GPU has a layer of its own, with the experts of one of `--divide` ranks, and sends messages to
 the next GPU while one comes from the GPU before. Each is as large as the layer's tokens, and begins
 when the last has arrived; the first a millisecond behind the begin of a pass. So its time has in it
-how long it waits for SMs: without those that the pass leaves (docs/python.md, "Beside other
-parallelism"), until the pass has ended.
+how long it waits for SMs: without those that the pass leaves (docs/parallelism.md), until the pass
+has ended.
 """
 
 from __future__ import annotations

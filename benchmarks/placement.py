@@ -6,7 +6,7 @@
 A made-up routing: every token is of a family of experts, scattered over all numbers, whose
 popularity falls as Zipf's law; a share of its slots strays. Half of the tokens are recorded, the
 other half is what is measured. `uniep bench` runs the layer on the CPU backend, on hosts that it
-makes of one machine, over an emulated network. docs/python.md shows the figures.
+makes of one machine, over an emulated network. docs/hosts.md shows the figures.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 
 Experts are spread over the GPUs of a pipeline stage. All else is Megatron's: its schedules, data
 parallelism and distributed optimizer. Gradients are reduced under backward, which is what the
-variables are for (docs/python.md, "Beside other parallelism"). Prints the mean losses of each
-model, which agree to roundings, and the time of a step.
+variables are for (docs/parallelism.md). Prints the mean losses of each model, which agree to
+roundings, and the time of a step.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     torchrun --nproc_per_node=2 examples/transformers_qwen3.py
 
 All but the experts is sharded by FSDP2, as transformers does it. Its collectives run beside
-uniep's passes, which is what the variables are for (docs/python.md, "Beside other
-parallelism"). Without GPUs it runs on CPUs. Prints the mean losses of each model, which agree to
-roundings, and the time of a step.
+uniep's passes, which is what the variables are for (docs/parallelism.md). Without GPUs it
+runs on CPUs. Prints the mean losses of each model, which agree to roundings, and the time of a
+step.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def _warn_of_collectives() -> None:
         )
     else:
         return
-    warnings.warn(f"{said} (docs/python.md, Beside other parallelism)", stacklevel=3)
+    warnings.warn(f"{said} (docs/parallelism.md, Spare SMs)", stacklevel=3)
 
 
 def _layout_of(handle: ctypes.c_void_p) -> tuple[int, int]:

@@ -30,7 +30,7 @@ LATE = 100 * MILLISECOND
 
 @pytest.fixture(autouse=True)
 def few_ctas(monkeypatch):
-    """What docs/python.md tells users to set, and a short limit."""
+    """What docs/parallelism.md tells users to set, and a short limit."""
     needs(RANKS)
     monkeypatch.setenv("NCCL_MAX_CTAS", str(SPARE))
     monkeypatch.setenv("NCCL_CGA_CLUSTER_SIZE", "0")

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = "## Train with it in PyTorch"
 PAGES = ("README.md", "docs/python.md", "docs/transformers.md")
+CHECKPOINTS = "docs/checkpoints.md"
 # These install what runs this test; scripts/python_environment.sh does so in another place.
 INSTALLS = ("bash scripts/install_deps.sh", "python3 -m venv ", "pip install ")
 
@@ -33,13 +34,21 @@ def programs(page: str) -> dict[str, str]:
     return dict(found)
 
 
+def blocks(page: str) -> list[list[str]]:
+    """The commands of each block."""
+    found = re.findall(r"```bash\n(.*?)```", section(page), re.DOTALL)
+    return [[line.split("#")[0].strip() for line in block.splitlines()] for block in found]
+
+
 def commands(page: str) -> list[str]:
-    lines = "".join(re.findall(r"```bash\n(.*?)```", section(page), re.DOTALL)).splitlines()
-    return [line.split("#")[0].strip() for line in lines]
+    return [command for block in blocks(page) for command in block]
 
 
-def runnable() -> list[tuple[str, str]]:
-    return [(page, c) for page in PAGES for c in commands(page) if not c.startswith(INSTALLS)]
+def runnable() -> list[tuple[str, list[str]]]:
+    """The blocks of pages, without what installs."""
+    found = ((page, block) for page in PAGES for block in blocks(page))
+    left = ((page, [c for c in block if not c.startswith(INSTALLS)]) for page, block in found)
+    return [(page, block) for page, block in left if block]
 
 
 def test_every_python_block_is_saved_under_a_name() -> None:
@@ -59,22 +68,41 @@ def test_what_the_package_needs_to_run_comes_along() -> None:
     assert {"torch", "numpy"} <= found
 
 
-@pytest.mark.parametrize(("page", "command"), runnable())
-def test_command(page: str, command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "block"), runnable())
+def test_commands(page: str, block: list[str], tmp_path: Path) -> None:
     if "transformers" in page:
         pytest.importorskip("transformers")
     for name, text in programs(page).items():
         (tmp_path / name).write_text(text)
     for folder in ("examples", "README.md"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    bin_folder = str(Path(sys.executable).parent)
-    words = shlex.split(command)
-    program, flags = words[0], words[1:]
+    for command in block:
+        assert run(command, tmp_path).strip()
+
+
+def run(command: str, folder: Path) -> str:
+    """What it prints."""
+    program, *flags = shlex.split(command)
     if program == "torchrun":
         program, flags = "python", ["-m", "torch.distributed.run", "--standalone", *flags]
     assert program == "python", f"{command} is neither python nor torchrun"
     result = subprocess.run(
-        [f"{bin_folder}/python", *flags], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [Path(sys.executable).parent / "python", *flags],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    return result.stdout
+
+
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one(tmp_path: Path) -> None:
+    for name, text in programs(CHECKPOINTS).items():
+        (tmp_path / name).write_text(text)
+    said = [run(command, tmp_path) for command in commands(CHECKPOINTS)]
+    assert re.findall(r"(saved|loaded) .*\[(\d+),", "".join(said)) == [
+        ("saved", "4"),
+        ("saved", "4"),
+        ("loaded", "8"),
+    ]

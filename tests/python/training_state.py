@@ -1,4 +1,4 @@
-"""A model and its optimizer in distributed checkpoints, as docs/python.md has it."""
+"""A model and its optimizer in distributed checkpoints, as docs/checkpoints.md has it."""
 
 from __future__ import annotations
 
