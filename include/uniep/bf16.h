@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "uniep/macros.h"
@@ -14,14 +13,18 @@ struct bf16 {
   friend constexpr bool operator==(bf16, bf16) = default;  ///< bitwise: -0 != +0, NaN == same NaN
 };
 
+// The compiler's own bit cast, not `std::bit_cast`: that is a function of the host, and in a kernel
+// of somebody who builds without `--expt-relaxed-constexpr` nvcc makes nothing of it, with a
+// warning.
+
 /// Exact.
 constexpr UNIEP_HD float to_float(bf16 v) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16);
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(v.bits) << 16);
 }
 
 /// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
 constexpr UNIEP_HD bf16 to_bf16(float v) {
-  const auto u = std::bit_cast<std::uint32_t>(v);
+  const auto u = __builtin_bit_cast(std::uint32_t, v);
   if ((u & 0x7fffffffu) > 0x7f800000u) {
     return {static_cast<std::uint16_t>((u >> 16) | 0x0040u)};
   }

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
+from ._differentiable import differentiable_once
 from ._forms import Experts, experts_from
 from ._library import with_refusals
 from ._ops import ops
@@ -87,7 +87,7 @@ class _MoeInPages(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if torch.compiler.is_compiling():  # compiled autograd

@@ -1,7 +1,7 @@
 """Both passes of a fused layer, as autograd runs them: forward, and the gradients of it.
 
-What a forward keeps are tensors of its own; row_pool.py has the same for layers that keep rows in
-pages.
+What a forward keeps are tensors of its own; _moe_in_pages.py has the same for layers that keep rows
+in pages.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ._all_rows import tokens_of
 from ._crossing import Crossing, waves_of_backward
+from ._differentiable import differentiable_once
 from ._forms import Experts, experts_from
 from ._library import with_refusals
 from ._ops import ops
@@ -109,7 +109,7 @@ class _MoeInTensors(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     @with_refusals
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.deferred is not None and torch.compiler.is_compiling():  # compiled autograd

@@ -24,7 +24,7 @@ from ._hugging_face import (
     save_hugging_face,
 )
 from .group import GroupLike, is_mesh_of_hosts, process_group_of
-from .layer import MoELayer
+from .layer import MoELayer, expert_parameters
 
 __all__ = [
     "FAMILIES",
@@ -251,23 +251,14 @@ def _experts(module: nn.Module) -> dict[int, tuple[str, MoELayer]]:
     for prefix, layer in module.named_modules():
         if not isinstance(layer, MoELayer) or layer.size == 1:
             continue
-        own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
-        for key in ("w1", "w2", "b1", "b2"):
-            name = f"{prefix}.{key}" if prefix else key
-            weight = own.get(key)
+        for name, weight in expert_parameters(layer, prefix).items():
             if isinstance(weight, DTensor):
                 raise NotImplementedError(
                     f"{name} is a DTensor, as where FSDP2 shards experts that ranks share already; "
                     "experts that are plain tensors are accepted: pass them to fully_shard as "
                     "ignored_params"
                 )
-            if weight is not None:
-                found[id(weight)] = name, layer
-            elif getattr(layer, key) is not None:
-                raise ValueError(
-                    f"{name} is no parameter of its layer, as where it is parametrized; a plain "
-                    "parameter is accepted: remove the parametrization before you save or load"
-                )
+            found[id(weight)] = name, layer
     return found
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .group import GroupLike, all_gathered
-from .layer import MoELayer
+from .layer import MoELayer, expert_parameters
 
 __all__ = ["clip_grad_norm_"]
 
@@ -35,7 +35,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
 
     Raises:
         TypeError: for a `max_norm` that is no number.
-        ValueError: for another `max_norm`.
+        ValueError: for another `max_norm`, and for experts that ranks share and that are no
+            parameters of their layer, as where they are parametrized.
     """
     if not hasattr(type(max_norm), "__float__"):
         raise TypeError(
@@ -46,11 +47,13 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
     squares: list[Tensor] = []
     gradients: list[Tensor] = []
     of_experts: set[int] = set()
-    for layer in (part for part in module.modules() if isinstance(part, MoELayer)):
+    for prefix, layer in module.named_modules():
+        if not isinstance(layer, MoELayer):
+            continue
         own = [
             weight
-            for weight in (layer.w1, layer.w2, layer.b1, layer.b2)
-            if weight is not None and id(weight) not in of_experts  # layers may share weights
+            for weight in expert_parameters(layer, prefix).values()
+            if id(weight) not in of_experts  # layers may share weights
         ]
         of_experts |= {id(weight) for weight in own}
         found = [_gradient(weight) for weight in own]

@@ -9,6 +9,7 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._choices import Choices
+from ._differentiable import refuse_transforms
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
 from ._save_choice import Save
 from ._shared_workspaces import shared_workspace
@@ -149,9 +150,11 @@ def moe(
     Raises:
         TypeError: for a wrong dtype, and for what is of another type than these.
         ValueError: for a wrong shape, device or layout, and for arguments that exclude each other.
+        RuntimeError: within a transform of ``torch.func``.
         uniep.Error: where the library refuses or fails: a routing that does not fit, a lost rank.
             A compiled call raises a RuntimeError of the same sentence.
     """
+    refuse_transforms()
     _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ._arguments import check_device, check_tensors
 from ._choices import Choices
+from ._differentiable import refuse_transforms
 from ._plain_values import check_bool, check_whole
 from ._same_weights import warn_of_other_weights
 from ._save_choice import Save
@@ -28,7 +29,7 @@ from .workspace import Workspace, check_is_workspace
 from .zero_experts import ZeroExpertType
 from .zero_experts import check as check_zero_experts
 
-__all__ = ["MoELayer", "SharedExperts"]
+__all__ = ["MoELayer", "SharedExperts", "expert_parameters"]
 
 
 class SharedExperts(nn.Module):
@@ -454,6 +455,7 @@ class MoELayer(nn.Module):
         deferred: DeferredWeights | None = None,
     ) -> tuple[Tensor, Routing]:
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
+        refuse_transforms()
         if not torch.compiler.is_compiling() and self._compares_ranks:
             self._compare_ranks(x)
         check_tensors(x=x)
@@ -528,6 +530,27 @@ def _check_experts_beside(
             f"shared_experts is {shared_experts} and shared_intermediate is "
             f"{shared_intermediate}; shared experts are in the pass or apart, pass one of them"
         )
+
+
+def expert_parameters(layer: MoELayer, prefix: str) -> dict[str, nn.Parameter]:
+    """w1, w2, b1 and b2 of a layer that is called `prefix`, by their names in the model.
+
+    Raises:
+        ValueError: for those that are computed of others, as where they are parametrized or
+            pruned, of a layer whose experts are spread over ranks.
+    """
+    found = {}
+    for key in ("w1", "w2", "b1", "b2"):
+        name = f"{prefix}.{key}" if prefix else key
+        weight = layer._parameters.get(key)
+        if weight is not None:
+            found[name] = weight
+        elif layer.size > 1 and getattr(layer, key) is not None:
+            raise ValueError(
+                f"{name} is no parameter of its layer, as where it is parametrized; a plain "
+                "parameter is accepted: remove the parametrization first"
+            )
+    return found
 
 
 def _check_dtypes(dtype: torch.dtype, main_grad: torch.dtype | None) -> None:

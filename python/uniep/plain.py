@@ -29,6 +29,7 @@ from torch import Tensor
 
 from . import _arguments
 from ._activations import activated, activated_gradient
+from ._differentiable import differentiable_once
 from ._shared_apart import for_both
 from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace, arithmetic_of
 from .group import GroupLike, process_group_of, rank_and_size
@@ -201,7 +202,7 @@ class _Moe(torch.autograd.Function):
         return _combine(y, routing, group, arithmetic, None if before else topk_probs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_rows, h, p, w1, w2, b1, b2, *tensors = ctx.saved_tensors
         routing = _Routing(*tensors, *ctx.splits)

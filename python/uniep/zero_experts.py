@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ._differentiable import ONCE
 from ._plain_values import check_whole
 
 __all__ = ["ZeroExpertType", "add_identity", "check", "split"]
@@ -133,7 +134,7 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _no_gradients(ctx: Any, *_: Tensor) -> None:
-    raise RuntimeError("uniep.moe is differentiable once: its backward has no gradient")
+    raise RuntimeError(ONCE)
 
 
 # Not by torch.library.custom_op, whose operators import the compiler in their first call.

@@ -9,6 +9,7 @@ from ranks import cpu_mesh, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import parametrize, prune
 
 import uniep
 
@@ -218,3 +219,35 @@ def test_experts_that_are_sharded_count_once(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
         torch.testing.assert_close(float(left), MOST, rtol=1e-4, atol=0)
         assert torch.equal(norm, found[0][0])
+
+
+def of_computed_weights() -> list[str]:
+    """What clipping says to parametrized and to pruned experts that two ranks share."""
+    found = []
+    for compute in (
+        lambda layer: parametrize.register_parametrization(layer, "w1", nn.Identity()),
+        lambda layer: prune.random_unstructured(layer, "w1", 0.5),
+    ):
+        model = Model(dist.group.WORLD)
+        compute(model.moe)
+        run(model)
+        before = gradients(model)
+        with pytest.raises(ValueError, match=r"moe\.w1 is no parameter") as refused:
+            uniep.clip_grad_norm_(model, MOST)
+        assert all(torch.equal(before[name], left) for name, left in gradients(model).items())
+        found.append(str(refused.value))
+    return found
+
+
+def test_computed_experts_are_refused_where_ranks_share_them() -> None:
+    """Each rank would find a norm of its own, of what its experts are computed of."""
+    ranks = run_ranks(2, of_computed_weights)
+    assert ranks[0] == ranks[1]
+    model = Model()
+    parametrize.register_parametrization(model.moe, "w1", nn.Identity())
+    plain = Model()
+    norms = []
+    for one in (model, plain):
+        run(one)
+        norms.append(uniep.clip_grad_norm_(one, MOST))
+    assert norms[0] == pytest.approx(float(norms[1]), rel=1e-6)

@@ -1,4 +1,4 @@
-"""A layer of several ranks beside data parallelism, as docs/parallelism.md has it, and one process."""
+"""A layer of ranks beside data parallelism, as docs/parallelism.md has it, and one process."""
 
 from __future__ import annotations
 
