@@ -137,7 +137,8 @@ def train(overrides: list[str], options: argparse.Namespace) -> tuple[list[float
     return found.losses, 1e3 * statistics.median(steps)
 
 
-def main() -> None:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="qwen3:qwen3_30b_a3b", help="module and configuration")
     parser.add_argument("--layers", type=int, default=4)
@@ -149,7 +150,11 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="blocks one by one")
     parser.add_argument("--shared", action="store_true", help="shared experts in uniep's pass")
-    options = parser.parse_args()
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    options = arguments()
     own = [SHARED_TOO if options.shared else EXPERTS]
     own += [KEEP] if options.checkpointing == "selective" else []
     for name, overrides in (("torchtitan", []), ("uniep", own)):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import types
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,3 +212,25 @@ def test_a_policy_of_its_own_is_refused() -> None:
 
     with pytest.raises(NotImplementedError, match=r"add torch.ops.uniep.forward.default to what"):
         uniep.torchtitan.uniep_selective_ac(Own())
+
+
+def test_the_example_is_one_that_torchtitan_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it trains with; test_cuda_torchtitan.py trains."""
+    path = Path(__file__).parents[2] / "examples/torchtitan_qwen3.py"
+    spec = importlib.util.spec_from_file_location("torchtitan_qwen3", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "torchtitan_qwen3", example)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    spec.loader.exec_module(example)
+    options = example.arguments(["--layers", "3", "--length", "16", "--compile"])
+    config = example.configuration([example.EXPERTS, example.KEEP], options)
+    assert config.override.imports == [example.EXPERTS, example.KEEP]
+    assert config.parallelism.expert_parallel_degree == 4
+    assert config.compile.enable and len(config.model_spec.model.layers) == 3
+    assert isinstance(config.activation_checkpoint, SelectiveAC.Config)
+    tokens = config.dataloader.build(dp_rank=0, seq_len=16, local_batch_size=4, dp_world_size=4)
+    inputs, labels = next(iter(tokens))
+    assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
+    other = config.dataloader.build(dp_rank=1, seq_len=16, local_batch_size=4, dp_world_size=4)
+    assert not torch.equal(next(iter(other))[1], labels)
