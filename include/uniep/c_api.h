@@ -149,6 +149,9 @@ typedef struct {
   void (*release)(void* context);
   void* release_context;
   uniep_row_pool* row_pool; /* where forward saves; NULL: in memory of each call */
+  /* Of geglu and gelu on a GPU, the same on all ranks: 1: the erf of CUDA 13.2 and newer, 0: that
+   * of older ones, which has other last bits. PyTorch has that of the CUDA it was built with. */
+  int32_t erf_since_13_2;
 } uniep_layer_config;
 
 /* Collective. What is given as memory stays the layer's, whose contents nobody else changes, until

@@ -248,6 +248,7 @@ struct LayerOptions {
   /// have ended. In CUDA graphs every replay takes pages and gives them back: what reads them comes
   /// between the replay of their plan and that of the backward pass that gives them back.
   std::optional<RowPool> row_pool{};
+  CudaErf erf = CudaErf::kBefore13_2;  ///< all ranks have the same; on a CPU it changes nothing
 };
 
 /// One MoE layer on one rank. Every member function that is marked collective must be called by all

@@ -54,6 +54,10 @@ constexpr bool is_gated(Activation activation) {
   return activation <= Activation::kSwigluSoftcapped;
 }
 
+/// Which erf kGeglu and kGelu have on a GPU: CUDA's erff, whose polynomials changed with CUDA 13.2.
+/// PyTorch's operators have that of the CUDA that they were built with.
+enum class CudaErf : int { kBefore13_2, kSince13_2 };
+
 /// Where the routing probability of a row enters.
 enum class Probs : int {
   kBefore,  ///< fc2: its input is multiplied, p a(h)

@@ -179,6 +179,7 @@ class LayerConfig(ctypes.Structure):
         ("release", Release),
         ("release_context", c_void_p),
         ("row_pool", c_void_p),
+        ("erf_since_13_2", c_int32),
     ]
 
 

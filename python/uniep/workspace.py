@@ -326,6 +326,7 @@ class Workspace(OfProcess):
             schedule=None if self._schedule is None else self._schedule.encode(),
             workspace=workspace.data_ptr(),
             row_pool=None if self.row_pool is None else self.row_pool.handle,
+            erf_since_13_2=int(_has_newer_erf()),
         )
         if symmetric is not None:
             config.symmetric = symmetric.data_ptr()
@@ -552,6 +553,12 @@ def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[object, ...]) ->
     _library.library.uniep_layer_synchronize(layer)
     _library.library.uniep_layer_destroy(layer)
     del memory  # only now
+
+
+def _has_newer_erf() -> bool:
+    """Whether PyTorch's erf on GPUs is that of CUDA 13.2 and newer."""
+    version = torch.version.cuda or "0"  # such as "13.2"
+    return tuple(int(part) for part in version.split(".")[:2]) >= (13, 2)
 
 
 def _aligned(count: int, alignment: int, device: torch.device) -> Tensor:

@@ -49,6 +49,7 @@ uniep::LayerOptions options_of(const uniep_layer_config& c, const uniep::Problem
   const uniep::MemoryNeeds needs = uniep::Layer::memory_needs(p, backend, communicator.size());
   uniep::LayerOptions options{.record_timeline = truth(c.record_timeline, "record_timeline"),
                               .timeout_ms = c.timeout_ms};
+  if (truth(c.erf_since_13_2, "erf_since_13_2")) options.erf = uniep::CudaErf::kSince13_2;
   if (c.schedule != nullptr) {
     options.schedule = uniep::parse_schedule(c.schedule, uniep::default_schedule(backend));
   }

@@ -59,10 +59,10 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope silu_with(float z, float s) {
 
 /// z / 2 (1 + erf(z / sqrt 2)); its derivative is the normal distribution and z times its density.
 template <class Math>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gelu_at(float z) {
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gelu_at(float z, const Math& math) {
   constexpr float kRootHalf = 0.70710678118654752440f;
   constexpr float kDensity = 0.39894228040143267794f;  // 1 / sqrt(2 pi)
-  const float above = 1.0f + Math::erf(z * kRootHalf);
+  const float above = 1.0f + math.erf(z * kRootHalf);
   const float density = Math::exp(-0.5f * z * z) * kDensity;
   return {z * 0.5f * above, 0.5f * above + z * density};
 }
@@ -150,14 +150,14 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_with(float z, float s, const Limits&
 
 /// Of an element of the gate half; of all of h where there is no gate.
 template <Activation activation, class Math = PortableMath>
-UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z) {
+UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z, const Math& math = {}) {
   using enum Activation;
   if constexpr (has_sigmoid(activation)) {
     constexpr Limits kOf = limits_of(activation);
     const float s = activations::sigmoid_of<Math>(sigmoid_argument<activation>(z, kOf));
     return gate_with<activation>(z, s, kOf);
   }
-  if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at<Math>(z);
+  if constexpr (activation == kGeglu || activation == kGelu) return activations::gelu_at(z, math);
   if constexpr (activation == kGegluTanh) return activations::gelu_tanh_at<Math>(z);
   if constexpr (activation == kReglu) return activations::relu_at(z);
   if constexpr (activation == kSwigluSoftcapped) return activations::softcapped_gate_at<Math>(z);

@@ -137,6 +137,7 @@ class CudaLayer final : public LayerBackend {
   const MemoryNeeds needs_;
   const FaultInjection faults_;
   const int sms_;  // that a pass may hold
+  const CudaErf erf_;
   CallProtocol calls_;
   CallMemory memory_;
   PassRecord record_;
@@ -149,6 +150,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
       needs_(memory_needs(problem(), group_->size())),
       faults_(options.faults),
       sms_(sms_to_hold(group_->device())),
+      erf_(options.erf),
       calls_(*group_, static_cast<cudaStream_t>(options.cuda_stream)),
       memory_(problem(), group_->size(), options.memory.workspace.data()),
       record_(sms_, names_of_experts(*group_), options.record_timeline) {
@@ -392,7 +394,7 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
   if (saved.lease) view.pages = plan.pages;
   const PassMemory memory = pass_memory();
   const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
-                                               device_faults(faults_, group_->rank()));
+                                               device_faults(faults_, group_->rank()), erf_);
   const std::int64_t rows = rows_at_a_time(problem(), saved.rows, pass);
   PassLauncher launcher(context, tensors, {rows, saved.saved_rows},
                         expert_maps(problem(), group_->size(), memory),

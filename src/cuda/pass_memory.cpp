@@ -25,12 +25,13 @@ static_assert(wait_ticks(kLongestWaitMs, kNumCounterKinds - 1) <=
 }  // namespace
 
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
-                             int limit_ms, const DeviceFaults& faults) {
+                             int limit_ms, const DeviceFaults& faults, CudaErf erf) {
   const LocalCounterLayout local(problem, view.num_ranks);
   const PassScratchLayout scratch(problem, view.num_ranks);
   DeviceContext ctx{.view = view,
                     .symmetric = SymmetricLayout(problem, view.num_ranks),
-                    .limits = limits_of(view.activation)};
+                    .limits = limits_of(view.activation),
+                    .erf = coefficients_of(erf)};
   std::ranges::copy(memory.heaps, ctx.heaps);
   for (int i = 0; i < kNumCounterKinds; ++i) {
     const auto kind = static_cast<CounterKind>(i);

@@ -48,7 +48,7 @@ struct PassMemory {
 
 /// The context of a pass, but for the tensors. `limit_ms` is that of every wait.
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
-                             int limit_ms, const DeviceFaults& faults);
+                             int limit_ms, const DeviceFaults& faults, CudaErf erf);
 
 CUtensorMap* expert_maps(const Problem& problem, int num_ranks, const PassMemory& memory);
 

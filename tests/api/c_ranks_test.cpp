@@ -312,6 +312,7 @@ TEST(CApiRanks, HearOfARankThatRefusesItsLayer) {
   const Case cases[] = {
       {"schedule", [](uniep_problem&, uniep_layer_config& c) { c.schedule = "no-such-preset"; }},
       {"record_timeline", [](uniep_problem&, uniep_layer_config& c) { c.record_timeline = 2; }},
+      {"erf_since_13_2", [](uniep_problem&, uniep_layer_config& c) { c.erf_since_13_2 = -1; }},
       {"timeout_ms", [](uniep_problem&, uniep_layer_config& c) { c.timeout_ms = -1; }},
       {"hidden", [](uniep_problem& p, uniep_layer_config&) { p.hidden = 9; }},
   };

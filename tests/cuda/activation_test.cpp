@@ -1,4 +1,5 @@
-// The sigmoid of the epilogues has the bits of expf and an ordinary division wherever they use it.
+// The sigmoid of the epilogues has the bits of expf and an ordinary division wherever they use it;
+// their erf has those of erff.
 #include <gtest/gtest.h>
 
 #include "base/cuda/driver.h"
@@ -25,6 +26,14 @@ TEST(CudaActivation, SigmoidOfEveryBf16HasTheBitsOfExpfAndADivision) {
   }
   // All but magnitudes above 86 and NaNs, of which there are 31 thousand.
   EXPECT_EQ(compared, 34138);
+}
+
+TEST(CudaActivation, ErfOfEveryFloatHasTheBitsOfErff) {
+  if (!device_problem(0).empty()) GTEST_SKIP() << device_problem(0);
+  const DeviceArray<std::uint32_t> differing(1);
+  check_cuda(cudaMemset(differing.data(), 0, sizeof(std::uint32_t)), "count from 0");
+  check_cuda(uniep::testing::count_differing_erfs(differing.data()), "compute erf");
+  EXPECT_EQ(differing.to_host()[0], 0U);
 }
 
 }  // namespace

@@ -12,4 +12,8 @@ namespace uniep::testing {
 cudaError_t both_sigmoids(std::uint32_t* branch_free, std::uint32_t* divided,
                           std::uint32_t* is_usual);
 
+/// Adds to `*differing`, in device memory, how many of all fp32 numbers have another cuda_erf than
+/// erff, which is that of the CUDA that compiles this. NaNs count as equal.
+cudaError_t count_differing_erfs(std::uint32_t* differing);
+
 }  // namespace uniep::testing

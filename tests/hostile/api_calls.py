@@ -207,6 +207,7 @@ def wrong_layer_config(layer: Layer) -> None:
     spoil: Sequence[Callable[[], None]] = (
         lambda: setattr(config, "timeout_ms", layer.rng.choice((-1, -(2**31)))),
         lambda: setattr(config, "record_timeline", layer.rng.choice((2, -1, 2**31 - 1))),
+        lambda: setattr(config, "erf_since_13_2", layer.rng.choice((2, -1, 2**31 - 1))),
         lambda: setattr(config, "schedule", layer.rng.choice(SCHEDULES)),
         lambda: setattr(config, "workspace", layer.memory["w1"].address + 8),
         lambda: setattr(config, "symmetric", layer.memory["w1"].address + 8),

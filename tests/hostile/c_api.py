@@ -54,6 +54,7 @@ class LayerConfig(ctypes.Structure):
         ("release", RELEASE),
         ("release_context", c_void_p),
         ("row_pool", c_void_p),
+        ("erf_since_13_2", c_int32),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import uniep
 import uniep.plain
+from uniep import workspace
 from uniep.arithmetic import ACTIVATIONS, PROBS, Arithmetic
 
 EVERY = [
@@ -296,3 +297,23 @@ def test_errors_name_what_is_accepted():
         for name, value in memory.items():
             with pytest.raises(ValueError, match=rf"a workspace has its own .*{name}"):
                 uniep.MoELayer(64, 40, 8, 2, workspace=own, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"),
+    [(None, 0), ("12.8", 0), ("13.0", 0), ("13.1", 0), ("13.2", 1), ("13.10", 1), ("14.0", 1)],
+)
+def test_gelu_has_the_erf_of_pytorchs_cuda(
+    version: str | None, newer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    given = []
+    config = workspace._library.LayerConfig
+
+    def layer_config(**figures: object) -> object:
+        given.append(figures["erf_since_13_2"])
+        return config(**figures)
+
+    monkeypatch.setattr(workspace._library, "LayerConfig", layer_config)
+    uniep.Workspace(None, 64, 32, 8, 2, 48, device="cpu", activation="geglu").close()
+    assert given == [newer]

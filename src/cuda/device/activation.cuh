@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "base/activation.h"
+#include "cuda/device/cuda_erf.cuh"
 
 namespace uniep::cuda {
 
@@ -67,13 +68,14 @@ __device__ __forceinline__ void sigmoids(float (&z)[kCount]) {
 /// The CUDA library's, which PyTorch's operators call too. The host, for which this is compiled as
 /// well, runs none of it.
 struct DeviceMath {
+  const ErfCoefficients& coefficients;
 #ifdef __CUDA_ARCH__
   static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return expf(z); }
-  static UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) { return erff(z); }
+  UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) const { return cuda_erf(z, coefficients); }
   static UNIEP_FORCE_INLINE UNIEP_HD float tanh(float z) { return tanhf(z); }
 #else
   static UNIEP_FORCE_INLINE UNIEP_HD float exp(float z) { return exp_f32(z); }
-  static UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) { return erf_f32(z); }
+  UNIEP_FORCE_INLINE UNIEP_HD float erf(float z) const { return erf_f32(z); }
   static UNIEP_FORCE_INLINE UNIEP_HD float tanh(float z) { return tanh_f32(z); }
 #endif
 };

@@ -4,6 +4,7 @@
 
 #include "base/activation.h"
 #include "base/rank_limits.h"
+#include "cuda/erf_coefficients.h"
 #include "cuda/refusal.h"
 #include "layout/tensor_table.h"
 #include "schedule/dependencies.h"
@@ -98,6 +99,7 @@ struct DeviceContext {
   /// gradients it writes, are [in, out].
   std::uint32_t in_out = 0;
   Limits limits{};  // of the activation, if it has any: parameters of a kernel take no registers
+  ErfCoefficients erf{};
 
   template <Tensor t>
   __device__ __forceinline__ TypeOf<t>* get() const {

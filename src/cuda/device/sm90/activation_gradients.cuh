@@ -22,11 +22,12 @@ template <Activation kActivation>
 struct ActivationGradients {
   /// dprobs are added up over the thread's columns. `factors`: what f(h) is multiplied by.
   static __device__ __forceinline__ void run(const ActivationBoxes& boxes, const RowProbs& factors,
-                                             const Limits& limits, float (&dprobs)[2]) {
+                                             const Limits& limits, const ErfCoefficients& erf,
+                                             float (&dprobs)[2]) {
     if constexpr (has_sigmoid(kActivation)) {
       run_groups(boxes, factors, limits, dprobs);
     } else {
-      run_one_by_one(boxes, factors, dprobs);
+      run_one_by_one(boxes, factors, erf, dprobs);
     }
   }
 
@@ -144,6 +145,7 @@ struct ActivationGradients {
   /// kernel need.
   static __device__ __forceinline__ void run_one_by_one(const ActivationBoxes& boxes,
                                                         const RowProbs& factors,
+                                                        const ErfCoefficients& erf,
                                                         float (&dprobs)[2]) {
 #pragma unroll 1
     for (int group = 0; group < kActivationGroups; ++group) {
@@ -155,7 +157,7 @@ struct ActivationGradients {
         const int i = element / 2, shift = element % 2 * 16;
         const auto half = [shift](std::uint32_t pair) { return low_of(pair >> shift); };
         const Gradients d = gradients(pick(factors.of, i % 2), half(pick(inputs.da, i)),
-                                      gate_at<kActivation, DeviceMath>(half(pick(gate, i))),
+                                      gate_at<kActivation, DeviceMath>(half(pick(gate, i)), {erf}),
                                       half(pick(inputs.up, i)), {});
         const auto replace = [&](MatrixPairs& pairs, float value) {
           const std::uint32_t rest = pick(pairs, i) & (0xffff0000u >> shift);

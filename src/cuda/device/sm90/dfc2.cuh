@@ -75,7 +75,8 @@ struct Dfc2 {
           box_address(slot.b + kTileK * kOperandBytes * consumer.first_row()),
           box_address(da + consumer.warp() * (kBoxBytes / 4))};
       with_activation<kGeneral>(consumer.ctx.view.activation, [&]<Activation kActivation>() {
-        ActivationGradients<kActivation>::run(boxes, factors, consumer.ctx.limits, dprobs);
+        ActivationGradients<kActivation>::run(boxes, factors, consumer.ctx.limits, consumer.ctx.erf,
+                                              dprobs);
       });
 #pragma unroll
       for (int i = 0; i < kEpilogueSlots; ++i) {

@@ -181,7 +181,8 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
       const auto& of_chunk = chunk < kChunks ? gate[chunk % kChunks] : up[chunk % kChunks];
       std::uint32_t a[kPairs];
       if constexpr (!has_sigmoid(kActivation)) {
-        activate_one_by_one<kActivation>(of_chunk, up[chunk % kChunks], factors, a);
+        activate_one_by_one<kActivation>(of_chunk, up[chunk % kChunks], factors, consumer.ctx.erf,
+                                         a);
       } else if (unusual) {
         activate<kActivation, false>(of_chunk, up[chunk % kChunks], factors, consumer.ctx.limits,
                                      a);
@@ -198,6 +199,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
   static __device__ __forceinline__ void activate_one_by_one(const std::uint32_t (&gate)[kPairs],
                                                              const std::uint32_t (&up)[kPairs],
                                                              const RowProbs& factors,
+                                                             const ErfCoefficients& erf,
                                                              std::uint32_t (&a)[kPairs]) {
     constexpr int kAtOnce = kActivation == Activation::kSwigluSoftcapped ? 1 : 2;
 #pragma unroll
@@ -209,7 +211,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
       float of[2] = {};
 #pragma unroll kAtOnce
       for (int half = 0; half < 2; ++half) {
-        const ValueSlope v = gate_at<kActivation, DeviceMath>(low_of(g >> 16 * half));
+        const ValueSlope v = gate_at<kActivation, DeviceMath>(low_of(g >> 16 * half), {erf});
         put(of, half, factor * product_of<kActivation>(v, low_of(u >> 16 * half), {}));
       }
       put(a, i, pack_pair(of[0], of[1]));
