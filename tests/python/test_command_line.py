@@ -71,6 +71,30 @@ def test_tune_within_a_memory(tmp_path, monkeypatch):
         uniep.tune(*shape, layers=2)
 
 
+def test_the_command_line_with_a_closed_stdout(tmp_path):
+    """As of a service that has none: `uniep ... >&-`."""
+    file = tmp_path / "result.json"
+    command = ("run", "--shape", "tiny", "--json", str(file))
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, *PROGRAM, *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "Traceback" not in done.stderr
+    assert file.exists(), done.stderr
+
+
+def test_a_program_that_cannot_be_run_is_named(tmp_path):
+    program = tmp_path / "bin" / "uniep"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o600)
+    code = f"import uniep_program as p; p._program = lambda: {str(program)!r}; p.main(['info'])"
+    said = uniep_command(code=1, program=("-c", code))
+    assert said == f"uniep: cannot run {program} (Permission denied); reinstall the package uniep\n"
+
+
 def test_a_reader_that_has_enough_ends_the_command_line():
     command = subprocess.Popen(
         [sys.executable, *PROGRAM, "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
