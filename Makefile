@@ -82,7 +82,7 @@ format-check:  ## fail where `make format` would change something
 	@scripts/format.sh --check
 
 install: build  ## install the library and the command line below PREFIX
-	cmake --install build/$(PRESET) --prefix $(PREFIX)
+	cmake --install build/$(PRESET) --prefix "$(PREFIX)"
 
 clean:  ## remove build/ and out/
 	rm -rf build out

@@ -1,5 +1,10 @@
 # UNIEP_CUDA=ON promises a CUDA backend: what that lacks is said here, and configuring stops. It
 # never falls back to a CPU-only build in silence; AUTO does, and UniepSummary.cmake says so.
+string(TOUPPER "${UNIEP_CUDA}" _cuda)
+if(NOT _cuda MATCHES "^(ON|OFF|AUTO)$")
+  message(FATAL_ERROR "UNIEP_CUDA is '${UNIEP_CUDA}'; ON, OFF and AUTO are accepted")
+endif()
+set(UNIEP_CUDA ${_cuda})
 find_program(UNIEP_NVCC nvcc HINTS /usr/local/cuda/bin)
 mark_as_advanced(UNIEP_NVCC)
 if(NOT UNIEP_CUDA)

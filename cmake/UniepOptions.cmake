@@ -2,10 +2,12 @@
 add_library(uniep_options INTERFACE)
 target_compile_features(uniep_options INTERFACE cxx_std_20)
 
-# uniep_host_options(option...): for the C++ compiler; for nvcc's host compiler too, one by one.
+# uniep_host_options(option...): for the C++ compiler; for nvcc's host compiler too, one by one, in
+# quotes of nvcc's own where it would take them apart, as at the spaces of a path.
 function(uniep_host_options)
   target_compile_options(uniep_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${ARGN}>")
   if(UNIEP_CUDA)
+    list(TRANSFORM ARGN REPLACE "^(.*[ ,].*)$" "\"\\1\"")
     list(TRANSFORM ARGN PREPEND "-Xcompiler=")
     target_compile_options(uniep_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${ARGN}>")
   endif()

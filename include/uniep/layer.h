@@ -172,9 +172,10 @@ struct LayerMemory {
 };
 
 /// The caller's memory for one step: a plan, what its forward saves, and what its passes work in.
-/// What is empty, uniep allocates. Calls write it in stream order, and a backward pass only needs
-/// the contents of what forward saved: they may be moved to other addresses meanwhile, each for
-/// itself (`Layer::restore`).
+/// What is empty, uniep allocates. What a call uses of it shares no byte with the call's tensors or
+/// with each other. Calls write it in stream order, and a backward pass only needs the contents of
+/// what forward saved: they may be moved to other addresses meanwhile, each for itself
+/// (`Layer::restore`).
 ///
 /// There may be fewer rows than the capacity, if there is room for those that came:
 /// RoutingPlan::padded_rows(), which waits for the device. All that has rows then has as many, a

@@ -111,7 +111,7 @@ def _opened(file: str, stack: ExitStack) -> Any:
 def _weight_map(index: Path) -> dict[str, str]:
     """Files by the names of the tensors that they have."""
     try:
-        found = json.loads(index.read_text())
+        found = json.loads(index.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, or of UTF-8
         raise ValueError(
             f"{index} is no JSON ({error}); an index as Hugging Face writes is accepted"
@@ -129,7 +129,7 @@ def write_whole(file: Path, text: str) -> None:
     """Who reads the file finds all of it, or what was there before."""
     part = file.with_name(f"{file.name}.part")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         os.replace(part, file)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def run(*arguments: str) -> str:
         RuntimeError: with its error, without its warnings, where its exit code is not 0.
     """
     done = subprocess.run(
-        [str(_library.binary()), *arguments], capture_output=True, text=True, check=False
+        [str(_library.binary()), *arguments], capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode != 0:
         raise RuntimeError(_error_in(done.stderr) or done.stdout.strip())
@@ -110,7 +110,7 @@ def tune(
             *("--budget", str(budget), "--skew", str(skew), "--json", str(path)),
             *itertools.chain.from_iterable(given),
         )
-        figures: dict[str, Any] = json.loads(path.read_text())
+        figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return figures
 
 

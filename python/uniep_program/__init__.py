@@ -24,9 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     program = str(_program())
     arguments = sys.argv[1:] if arguments is None else arguments
-    sys.stdout.flush()
+    if sys.stdout is not None:  # as where it is closed
+        sys.stdout.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it becomes would
-    os.execv(program, ["uniep", *arguments])
+    try:
+        os.execv(program, ["uniep", *arguments])
+    except OSError as error:
+        sys.exit(f"uniep: cannot run {program} ({error.strerror}); reinstall the package uniep")
 
 
 def _program() -> Path:

@@ -161,6 +161,7 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   }
   f.plan_options.memory.plan = read_only<std::byte>(call->plan, l.needs.plan, "plan");
   if (call->allocate == nullptr) f.options.memory = forward_memory(l, l.needs, m);
+  f.options.memory.plan = f.plan_options.memory.plan;
   return f;
 }
 
@@ -179,7 +180,9 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
     const int code = call->allocate(call->allocate_context, &wanted, &memory);
     require(code == 0, ErrorCode::kInvalidArgument, "allocate returned ", code, " for ", needs.rows,
             " rows; 0 means that it worked");
-    return forward_memory(l, needs, memory);
+    uniep::StepMemory step = forward_memory(l, needs, memory);
+    step.plan = f.plan_options.memory.plan;
+    return step;
   });
   return plan;
 }
@@ -226,6 +229,7 @@ uniep::StepMemory restored_memory(const uniep_layer& l, const uniep_backward_cal
           ? scratch(call->backward_memory, needs.backward_memory)
           : elements<std::byte>(call->backward_memory, needs.backward_memory, "backward_memory");
   (b.part == Part::kWeights ? memory : b.options.memory).backward_memory = rows;
+  b.options.memory.plan = memory.plan;
   return memory;
 }
 

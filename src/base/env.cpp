@@ -95,11 +95,11 @@ constexpr EnvVariable kVariables[] = {
 
 constexpr std::string_view kOwnPrefix = "UNIEP_";
 
-/// What only tests, benchmarks and scripts of the repository read.
+/// What only the build, tests, benchmarks and scripts of the repository read.
 constexpr std::string_view kOfTheRepository[] = {
-    "UNIEP_BRIDGE",     "UNIEP_FUZZ_CXX", "UNIEP_FUZZ_INCLUDE", "UNIEP_LAUNCHER_TEST",
-    "UNIEP_OVERLAP",    "UNIEP_PICTURES", "UNIEP_PLAN_BENCH",   "UNIEP_PROGRAM",
-    "UNIEP_TEST_CASES", "UNIEP_TRACE",
+    "UNIEP_BRIDGE",        "UNIEP_CUDA",       "UNIEP_FUZZ_CXX", "UNIEP_FUZZ_INCLUDE",
+    "UNIEP_LAUNCHER_TEST", "UNIEP_OVERLAP",    "UNIEP_PICTURES", "UNIEP_PLAN_BENCH",
+    "UNIEP_PROGRAM",       "UNIEP_TEST_CASES", "UNIEP_TRACE",
 };
 
 bool is_known(std::string_view name) {

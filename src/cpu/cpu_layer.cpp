@@ -238,7 +238,7 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
       [&] {
         check_topk_ids(problem_, topk_ids);
         check_plan_pages(pool_.get(), options.memory);
-        check_plan_memory(needs_, options.memory);
+        check_plan_memory(needs_, options.memory, topk_ids);
         if (pool_) pages.emplace(free_pages_->free());
         own = plan_message(topk_ids, pages ? pages->count() : PageCount{});
       },
@@ -377,7 +377,7 @@ Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
     check_forward_pages(pool_.get(), plan, options.memory);
     saved = make_saved(plan, options.memory);
     order.emplace(plan.data(), Pass::kForward, schedule);
-    check_forward_memory(problem_, needs_, options.memory, saved->rows);
+    check_forward_memory(needs_, *saved, args, options.memory);
     rows = row_memory(options.memory.forward_memory, plan, Pass::kForward);
   });
   saved->take_pages();
@@ -420,7 +420,8 @@ void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const Call
     check_backward(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kWhole);
-    check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory(needs_, *saved.data(), data_args(args), weights_args(args),
+                          options.memory);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule);
     rows = row_memory(options.memory.backward_memory, saved.plan(), Pass::kBackward);
   });
@@ -438,7 +439,7 @@ void CpuLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     check_backward_data(problem_, communicator_, saved, args, schedule);
     check_wave_events(options.waves, 0);
     check_backward_pages(*saved.data(), PassPart::kData);
-    check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
+    check_backward_memory(needs_, *saved.data(), args, {}, options.memory);
     order.emplace(saved.plan().data(), Pass::kBackward, schedule, PassPart::kData);
     if (!given.empty()) return;
     const auto heap = std::make_shared<Heap>(
@@ -457,7 +458,7 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const Schedule& schedule = *options.schedule;
   comm_.group().failure().check();
   check_backward_weights(problem_, communicator_, saved, args, schedule, options.memory);
-  check_backward_memory(problem_, needs_, options.memory, saved.data()->rows);
+  check_weights_memory(needs_, *saved.data(), args, options.memory);
   check_wave_events(options.waves, 0);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   const PassOrder order(saved.plan().data(), Pass::kBackward, schedule, PassPart::kWeights);

@@ -203,7 +203,7 @@ RoutingPlan CudaLayer::make_plan(std::span<const std::int32_t> topk_ids,
                                  const CallOptions& options) {
   check_topk_ids(problem(), topk_ids);
   check_plan_pages(pool_.get(), options.memory);
-  check_plan_memory(needs_, options.memory);
+  check_plan_memory(needs_, options.memory, topk_ids);
   const std::int64_t tokens = static_cast<std::int64_t>(topk_ids.size()) / problem().topk;
   auto remote = std::make_unique<CudaPlan>(
       group_->device(), memory_.plan(options.memory.plan, calls_.captured()),
@@ -263,7 +263,7 @@ Saved CudaLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
   require_supported(unsupported_reason(args, problem()));
   check_forward_pages(pool_.get(), plan, options.memory);
   std::unique_ptr<SavedData> saved = make_saved(plan, options.memory);
-  check_forward_memory(problem(), needs_, options.memory, saved->rows);
+  check_forward_memory(needs_, *saved, args, options.memory);
   const auto rows = memory_.rows(Pass::kForward, options.memory.forward_memory, calls_.captured());
   PassTensors t = tensors(*saved, rows.get(), Pass::kForward);
   set_tensors(t.table, args);
@@ -295,7 +295,8 @@ void CudaLayer::backward(const Saved& saved, const BackwardArgs& args, const Cal
     require_supported(unsupported_ring_reason(schedule, problem(), sms_));
     require_supported(unsupported_reason(data_args(args), problem()));
     require_supported(unsupported_reason(weights_args(args), problem()));
-    check_backward_memory(problem(), needs_, options.memory, saved.data()->rows);
+    check_backward_memory(needs_, *saved.data(), data_args(args), weights_args(args),
+                          options.memory);
     const auto rows =
         memory_.rows(Pass::kBackward, options.memory.backward_memory, calls_.captured());
     run_backward(*saved.data(), rows.get(), PassPart::kWhole, data_args(args), weights_args(args),
@@ -310,7 +311,7 @@ void CudaLayer::backward_data(Saved& saved, const BackwardDataArgs& args,
     const Schedule& schedule = *options.schedule;
     check_backward_data(problem(), communicator(), saved, args, schedule);
     check_backward_pages(*saved.data(), PassPart::kData);
-    check_backward_memory(problem(), needs_, options.memory, saved.data()->rows);
+    check_backward_memory(needs_, *saved.data(), args, {}, options.memory);
     check_alignment(args);
     require_supported(unsupported_reason(schedule, sms_));
     require_supported(unsupported_reason(args, problem()));
@@ -332,7 +333,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   begin_memory();
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule, options.memory);
-  check_backward_memory(problem(), needs_, options.memory, saved.data()->rows);
+  check_weights_memory(needs_, *saved.data(), args, options.memory);
   check_backward_pages(*saved.data(), PassPart::kWeights);
   check_alignment(args);
   require_supported(unsupported_reason(schedule, sms_));

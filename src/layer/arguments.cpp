@@ -141,6 +141,9 @@ void note_weights(const Args& args, MemoryOfCall& memory) {
 }
 
 void note(const ForwardArgs& args, MemoryOfCall& memory) {
+  memory.enters("x", args.x);
+  memory.enters("topk_probs", args.topk_probs);
+  memory.enters("shared_probs", args.shared_probs);
   note_weights(args, memory);
   memory.writes("out", args.out);
 }
@@ -159,13 +162,6 @@ void note(const BackwardWeightsArgs& args, MemoryOfCall& memory) {
   memory.writes("db2", args.db2);
   memory.writes("dshared_w1", args.dshared_w1);
   memory.writes("dshared_w2", args.dshared_w2);
-}
-
-template <class... Args>
-void require_apart(const Args&... args) {
-  MemoryOfCall memory;
-  (note(args, memory), ...);
-  memory.require_apart();
 }
 
 }  // namespace
@@ -194,7 +190,6 @@ void check_forward(const Problem& problem, const Communicator& communicator,
           " elements, and problem.shared_gate is false; 0 elements are accepted");
   check_shared(n, args, "shared_probs", args.shared_probs);
   check_tensor("out", args.out, n.results, n.results_shape);
-  require_apart(args);
 }
 
 namespace {
@@ -281,7 +276,6 @@ void check_backward_data(const Problem& problem, const Communicator& communicato
   check_saved(problem, communicator, saved, schedule);
   check_room_for_parts(problem);
   check_data_args(problem, saved.plan(), args);
-  require_apart(args);
 }
 
 void check_backward_weights(const Problem& problem, const Communicator& communicator,
@@ -295,7 +289,6 @@ void check_backward_weights(const Problem& problem, const Communicator& communic
           "saved holds no rows of a backward pass; backward_weights is accepted once after each "
           "backward_data on the same saved");
   check_sizes(sizes(problem, saved.plan()), args);
-  require_apart(args);
 }
 
 void check_backward(const Problem& problem, const Communicator& communicator, const Saved& saved,
@@ -303,7 +296,6 @@ void check_backward(const Problem& problem, const Communicator& communicator, co
   check_saved(problem, communicator, saved, schedule);
   check_data_args(problem, saved.plan(), data_args(args));
   check_sizes(sizes(problem, saved.plan()), weights_args(args));
-  require_apart(data_args(args), weights_args(args));
 }
 
 void check_wave_events(const WaveEvents& events, int waves) {
@@ -331,6 +323,31 @@ void check_memory(const char* name, std::span<T> memory, std::int64_t expected,
           " starts at address ", address, "; a multiple of ", alignment, " is accepted");
 }
 
+/// Of memory that may be larger than what is needed, or empty.
+std::span<std::byte> needed_of(std::span<std::byte> memory, std::int64_t bytes) {
+  return memory.first(std::min(memory.size(), static_cast<std::size_t>(bytes)));
+}
+
+/// Whether these share no byte, of what is needed of each.
+bool are_apart_from(const std::byte* a, std::int64_t a_bytes, const std::byte* b,
+                    std::int64_t b_bytes) {
+  return are_apart({a, static_cast<std::size_t>(a_bytes)}, {b, static_cast<std::size_t>(b_bytes)});
+}
+
+void check_workspace_apart(const MemoryNeeds& needs, const LayerMemory& memory) {
+  if (memory.workspace.empty()) return;
+  const auto is_apart = [&](const std::byte* symmetric) {
+    return are_apart_from(memory.workspace.data(), needs.workspace, symmetric, needs.symmetric);
+  };
+  require(is_apart(memory.symmetric.data()), ErrorCode::kInvalidArgument,
+          "memory.workspace shares memory with memory.symmetric; memory of its own is accepted");
+  for (std::size_t r = 0; r < memory.peers.size(); ++r) {
+    require(is_apart(memory.peers[r]), ErrorCode::kInvalidArgument,
+            "memory.workspace shares memory with memory.peers[", r,
+            "]; memory of its own is accepted");
+  }
+}
+
 }  // namespace
 
 void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int rank,
@@ -354,19 +371,27 @@ void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int
             ErrorCode::kInvalidArgument, "memory.peers[", r, "] is address ", address,
             "; a multiple of ", needs.alignment, " above 0 is accepted");
     const auto end = memory.peers.begin() + static_cast<std::ptrdiff_t>(r);
-    const auto same = std::find(memory.peers.begin(), end, memory.peers[r]);
-    require(same == end, ErrorCode::kInvalidArgument, "memory.peers[", r, "] is that of rank ",
-            same - memory.peers.begin(), ", too; memory of its own for each rank is accepted");
+    const auto shared = std::find_if(memory.peers.begin(), end, [&](const std::byte* peer) {
+      return !are_apart_from(peer, needs.symmetric, memory.peers[r], needs.symmetric);
+    });
+    require(shared == end, ErrorCode::kInvalidArgument, "memory.peers[", r,
+            "] shares memory with that of rank ", shared - memory.peers.begin(),
+            "; memory of its own for each rank is accepted");
   }
   require(peers == 0 || memory.peers[static_cast<std::size_t>(rank)] == memory.symmetric.data(),
           ErrorCode::kInvalidArgument, "memory.peers[", rank,
           "] is not memory.symmetric, which is accepted there as this rank's");
+  check_workspace_apart(needs, memory);
 }
 
-void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory) {
-  if (!memory.plan.empty()) {
-    check_memory("memory.plan", memory.plan, needs.plan, needs.alignment);
-  }
+void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory,
+                       std::span<const std::int32_t> topk_ids) {
+  if (memory.plan.empty()) return;
+  check_memory("memory.plan", memory.plan, needs.plan, needs.alignment);
+  MemoryOfCall call;
+  call.enters("topk_ids", topk_ids);
+  call.works_in("memory.plan", needed_of(memory.plan, needs.plan));
+  call.require_apart();
 }
 
 namespace {
@@ -405,6 +430,62 @@ void check_if_given(const char* name, std::span<std::byte> memory, std::int64_t 
   if (!memory.empty()) check_memory(name, memory, expected, alignment);
 }
 
+std::int64_t backward_bytes(const Problem& problem, std::int64_t rows) {
+  return RowLayout(problem, rows, Pass::kBackward).bytes;
+}
+
+/// The caller's memory of what is saved, with so many rows of what is kept of x.
+struct SavedMemory {
+  SavedMemory(const SavedData& saved, std::int64_t rows_of_x) {
+    if (!saved.of_caller) return;  // uniep's own, of which nothing of a call can be a part
+    const Problem& p = saved.plan.problem();
+    bf16* const of_x = p.save == Save::kTokens ? saved.tensors.get<Tensor::kReceived>()
+                                               : saved.tensors.get<Tensor::kXRows>();
+    x_rows = part(of_x, rows_of_x * p.hidden);
+    h = part(saved.h(), saved.rows * halves(p) * p.intermediate);
+    row_probs = part(saved.tensors.get<Tensor::kRowProbs>(), saved.rows);
+  }
+
+  template <class T>
+  static std::span<T> part(T* begin, std::int64_t count) {
+    return {begin, begin == nullptr ? 0 : static_cast<std::size_t>(count)};
+  }
+
+  std::span<bf16> x_rows{}, h{};
+  std::span<float> row_probs{};
+};
+
+/// Those tokens of a backward pass that it reads; x may be given where it does not.
+void note_tokens(const Problem& problem, const BackwardDataArgs& data,
+                 const BackwardWeightsArgs& weights, MemoryOfCall& memory) {
+  const bool in_place = problem.shared_experts > 0;
+  memory.enters("dy", data.dy);
+  if (in_place || problem.save == Save::kNone) memory.enters("x", data.x);
+  if (!in_place) return;
+  memory.enters("dy", weights.dy);
+  memory.enters("x", weights.x);
+}
+
+/// `rows`: what the pass works in; null: uniep's own.
+void require_apart_in_backward(const MemoryNeeds& needs, const SavedData& saved,
+                               const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                               const StepMemory& memory, std::byte* rows) {
+  const Problem& problem = saved.plan.problem();
+  // How many tokens were received, only the plan knows, which may be on its way yet: one, or more.
+  const SavedMemory kept(saved, problem.save == Save::kTokens ? 1 : saved.rows);
+  MemoryOfCall call;
+  call.reads("memory.plan", needed_of(memory.plan, needs.plan));
+  call.reads("memory.x_rows", kept.x_rows);
+  call.reads("memory.h", kept.h);
+  call.reads("memory.row_probs", kept.row_probs);
+  note_tokens(problem, data, weights, call);
+  note(data, call);
+  note(weights, call);
+  call.works_in("memory.backward_memory",
+                SavedMemory::part(rows, backward_bytes(problem, saved.rows)));
+  call.require_apart();
+}
+
 }  // namespace
 
 bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
@@ -435,16 +516,38 @@ std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const Me
   return rows;
 }
 
-void check_forward_memory(const Problem& problem, const MemoryNeeds& needs,
-                          const StepMemory& memory, std::int64_t rows) {
-  check_if_given("memory.forward_memory", memory.forward_memory,
-                 RowLayout(problem, rows, Pass::kForward).bytes, needs.alignment);
+void check_forward_memory(const MemoryNeeds& needs, const SavedData& saved, const ForwardArgs& args,
+                          const StepMemory& memory) {
+  const Problem& problem = saved.plan.problem();
+  const std::int64_t bytes = RowLayout(problem, saved.rows, Pass::kForward).bytes;
+  check_if_given("memory.forward_memory", memory.forward_memory, bytes, needs.alignment);
+  const auto given = static_cast<std::int64_t>(memory.x_rows.size()) / problem.hidden;
+  const std::int64_t most = rows_of_x(problem, saved.plan.num_ranks(), saved.rows);
+  const SavedMemory kept(saved, std::min(given, most));
+  MemoryOfCall call;
+  call.reads("memory.plan", needed_of(memory.plan, needs.plan));
+  note(args, call);
+  call.works_in("memory.x_rows", kept.x_rows);
+  call.works_in("memory.h", kept.h);
+  call.works_in("memory.row_probs", kept.row_probs);
+  call.works_in("memory.forward_memory", needed_of(memory.forward_memory, bytes));
+  call.require_apart();
 }
 
-void check_backward_memory(const Problem& problem, const MemoryNeeds& needs,
-                           const StepMemory& memory, std::int64_t rows) {
+void check_backward_memory(const MemoryNeeds& needs, const SavedData& saved,
+                           const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                           const StepMemory& memory) {
   check_if_given("memory.backward_memory", memory.backward_memory,
-                 RowLayout(problem, rows, Pass::kBackward).bytes, needs.alignment);
+                 backward_bytes(saved.plan.problem(), saved.rows), needs.alignment);
+  require_apart_in_backward(needs, saved, data, weights, memory, memory.backward_memory.data());
+}
+
+void check_weights_memory(const MemoryNeeds& needs, const SavedData& saved,
+                          const BackwardWeightsArgs& args, const StepMemory& memory) {
+  check_if_given("memory.backward_memory", memory.backward_memory,
+                 backward_bytes(saved.plan.problem(), saved.rows), needs.alignment);
+  require_apart_in_backward(needs, saved, {}, args, memory,
+                            saved.rows_of_weights(memory.backward_memory).get());
 }
 
 std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
@@ -457,7 +560,8 @@ std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& ne
   const std::int64_t rows = given_rows(problem, needs, memory);
   // Of received tokens there are as many as forward had room for.
   check_rows(problem, needs, memory, rows, problem.save == Save::kRows ? rows : 0);
-  check_backward_memory(problem, needs, memory, rows);
+  check_if_given("memory.backward_memory", memory.backward_memory, backward_bytes(problem, rows),
+                 needs.alignment);
   return rows;
 }
 

@@ -31,7 +31,8 @@ void check_wave_events(const WaveEvents& events, int waves);
 
 void check_layer_memory(const MemoryNeeds& needs, const LayerMemory& memory, int rank,
                         int num_ranks);
-void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory);
+void check_plan_memory(const MemoryNeeds& needs, const StepMemory& memory,
+                       std::span<const std::int32_t> topk_ids);
 /// Whether it may be too small for what the capacity allows, so that check_saved_memory asks the
 /// plan.
 bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
@@ -40,10 +41,19 @@ bool is_sized_by_routing(const Problem& problem, const MemoryNeeds& needs,
 /// Where these are fewer than the capacity, the plan is asked for its rows, which waits for it.
 std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const MemoryNeeds& needs,
                                                const StepMemory& memory);
-void check_forward_memory(const Problem& problem, const MemoryNeeds& needs,
-                          const StepMemory& memory, std::int64_t rows);
-void check_backward_memory(const Problem& problem, const MemoryNeeds& needs,
-                           const StepMemory& memory, std::int64_t rows);
+
+// What passes work in, and whether all that a call reads and writes is apart. `saved`: what forward
+// is going to fill, or what it left.
+
+void check_forward_memory(const MemoryNeeds& needs, const SavedData& saved, const ForwardArgs& args,
+                          const StepMemory& memory);
+/// Of a whole pass, or without `weights` of its first part.
+void check_backward_memory(const MemoryNeeds& needs, const SavedData& saved,
+                           const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
+                           const StepMemory& memory);
+void check_weights_memory(const MemoryNeeds& needs, const SavedData& saved,
+                          const BackwardWeightsArgs& args, const StepMemory& memory);
+
 /// All that `Layer::restore` reads; `backward_memory` may be empty. Returns the number of rows.
 std::int64_t check_restored_memory(const Problem& problem, const MemoryNeeds& needs,
                                    const StepMemory& memory, std::int64_t tokens);

@@ -30,10 +30,12 @@ struct SavedData {
   }
   /// In the caller's x_rows, h and row_probs, as far as they are kept.
   SavedData(const RoutingPlan& p, std::int64_t num_rows, const StepMemory& callers)
-      : plan(p), rows(num_rows), saved_rows(num_rows) {
+      : plan(p), rows(num_rows), saved_rows(num_rows), of_caller(true) {
     const GraphChoice choice = choice_of(p.problem());
     if (!choice.drops_x_rows) tensors.set(Tensor::kXRows, callers.x_rows.data());
-    if (keeps_received(choice)) tensors.set(Tensor::kReceived, callers.x_rows.data());
+    // Of no tokens there may be no memory, whatever its address.
+    bf16* const tokens = callers.x_rows.empty() ? nullptr : callers.x_rows.data();
+    if (keeps_received(choice)) tensors.set(Tensor::kReceived, tokens);
     if (!choice.drops_h) tensors.set(Tensor::kH, callers.h.data());
     tensors.set(Tensor::kRowProbs, callers.row_probs.data());
   }
@@ -86,6 +88,7 @@ struct SavedData {
   RoutingPlan plan;
   std::int64_t rows;
   std::int64_t saved_rows;             // of `tensors`: as many, or those of a row pool
+  bool of_caller = false;              // whose memory `tensors` lie in
   std::shared_ptr<PageLease> lease{};  // with a row pool
   TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <initializer_list>
 #include <optional>
 
 #include "api/c_steps.h"
@@ -166,6 +168,105 @@ TEST(CApi, MemoryIsAskedForOfAnyRoutingThatHasAPlan) {
   step.forward();
   step.backward();
   step.expect_contract("after refusals");
+}
+
+/// What a call is given in the same room, and the sentence that this brings.
+template <class Call>
+struct Shared {
+  std::function<void(Call&, std::byte*)> give;
+  const char* sentence;
+};
+
+template <class Call>
+void expect_all_refused(const CLayer& layer, int (*run)(uniep_layer*, const Call*),
+                        const Call& good, std::initializer_list<Shared<Call>> all,
+                        const std::string& rank = "rank 0: ") {
+  const GuardedMemory room(1 << 22);
+  for (const auto& [give, sentence] : all) {
+    Call call = good;
+    give(call, room.data());
+    expect_refused(run(layer.get(), &call), cat(rank, sentence, "; memory of its own is accepted"));
+  }
+}
+
+TEST(CApi, MemoryOfAForwardThatSharesBytesIsRefused) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  using Call = uniep_forward_call;
+  const auto floats = [](std::byte* room) { return reinterpret_cast<float*>(room); };
+  expect_all_refused<Call>(
+      layer, uniep_forward, step.forward_call(),
+      {{[](Call& c, auto* room) { c.memory.x_rows = c.memory.h = room; },
+        "memory.h shares memory with memory.x_rows"},
+       {[&](Call& c, auto* room) {
+          c.memory.h = room;
+          c.memory.row_probs = floats(room + 64);
+        },
+        "memory.row_probs shares memory with memory.h"},
+       {[&](Call& c, auto* room) {
+          c.memory.forward_memory = room;
+          c.memory.row_probs = floats(room);
+        },
+        "memory.forward_memory shares memory with memory.row_probs"},
+       {[](Call& c, auto* room) { c.plan = c.memory.forward_memory = room; },
+        "memory.forward_memory shares memory with memory.plan"},
+       {[&](Call& c, auto* room) {
+          c.plan = room;
+          c.topk_ids = reinterpret_cast<std::int32_t*>(room + 64);
+        },
+        "memory.plan shares memory with topk_ids"},
+       {[](Call& c, auto* room) { c.out = c.memory.h = room; }, "memory.h shares memory with out"},
+       {[](Call& c, auto* room) { c.out = c.plan = room; }, "out shares memory with memory.plan"},
+       {[](Call& c, auto* room) { c.w1 = c.memory.h = room; }, "memory.h shares memory with w1"},
+       {[](Call& c, auto* room) { c.x = c.memory.x_rows = room; },
+        "memory.x_rows shares memory with x"}});
+  step.forward();
+  step.backward();
+  step.expect_contract("after refusals");
+}
+
+TEST(CApi, MemoryOfABackwardThatSharesBytesIsRefused) {
+  const CLayer layer(problem_of_batches());
+  CStep step(layer, batch(1));
+  step.forward();
+  using Call = uniep_backward_call;
+  const Shared<Call> h{[](Call& c, auto* room) { c.h = c.backward_memory = room; },
+                       "memory.backward_memory shares memory with memory.h"};
+  const Shared<Call> dx{[](Call& c, auto* room) { c.x_rows = c.dx = room; },
+                        "dx shares memory with memory.x_rows"};
+  const Shared<Call> dy{[](Call& c, auto* room) { c.dy = c.backward_memory = room; },
+                        "memory.backward_memory shares memory with dy"};
+  const Shared<Call> dw1{[](Call& c, auto* room) { c.h = c.dw1 = room; },
+                         "dw1 shares memory with memory.h"};
+  const Shared<Call> dw2{[](Call& c, auto* room) { c.dw2 = c.backward_memory = room; },
+                         "memory.backward_memory shares memory with dw2"};
+  const Shared<Call> plan{
+      [](Call& c, auto*) { c.dprobs = static_cast<float*>(const_cast<void*>(c.plan)); },
+      "dprobs shares memory with memory.plan"};
+  expect_all_refused(layer, uniep_backward, step.backward_call(), {h, dx, dy, dw1, dw2, plan});
+  expect_all_refused(layer, uniep_backward, step.backward_call(1), {h, dx, dy, plan});
+  step.backward(1);
+  expect_all_refused(layer, uniep_backward, step.backward_call(2), {h, dw1, dw2}, "");
+  step.backward(2);
+  step.expect_contract("after refusals");
+}
+
+/// How many tokens were received, a backward call is not told: what lies behind them is not theirs.
+TEST(CApi, MemoryBehindReceivedTokensIsNotTheirs) {
+  const CLayer layer(problem_of_batches(Save::kTokens, false));
+  CStep step(layer, batch(1));
+  ExactMemory exact{layer};
+  const uniep_forward_call forward = exact.forward_call(step);
+  expect_ok(uniep_forward(layer.get(), &forward));
+  const std::size_t received = exact.memory->x_rows.bytes().size();
+  GuardedMemory both(static_cast<std::int64_t>(received + step.data().dy.size() * sizeof(bf16)));
+  std::memcpy(both.data(), exact.memory->x_rows.data(), received);
+  uniep_backward_call backward = exact.backward_call(step, 0);
+  backward.x_rows = both.data();
+  backward.dx = both.data() + received;
+  expect_ok(uniep_backward(layer.get(), &backward));
+  std::memcpy(step.result().dx.data(), backward.dx, step.result().dx.size() * sizeof(bf16));
+  step.expect_contract("dx behind received tokens");
 }
 
 TEST(CApi, WhatIsNotKeptIsRefusedAndXAskedFor) {

@@ -111,6 +111,7 @@ TEST(Environment, RanksShareAGpuOnlyWhereItIsSaid) {
 
 TEST(Environment, FindsWhatIsSetButReadByNothing) {
   const ScopedEnv known("UNIEP_TEST_CASES", "1");
+  const ScopedEnv of_the_build("UNIEP_CUDA", "ON");
   const ScopedEnv other("UNIEPIC", "1");
   const ScopedEnv empty("UNIEP_EMPTY", "");
   EXPECT_TRUE(unknown_environment_variables().empty());

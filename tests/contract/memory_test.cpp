@@ -147,6 +147,15 @@ TEST_F(RefusedMemory, OfALayer) {
   EXPECT_STATES(refused({.symmetric = symmetric.bytes(), .peers = {other.data()}}),
                 "rank 0: memory.peers[0] is not memory.symmetric, which is accepted there as this "
                 "rank's");
+  const GuardedMemory both(needs_.workspace + needs_.symmetric);
+  const auto symmetric_at = [&](std::int64_t begin) {
+    return refused({.workspace = both.bytes(),
+                    .symmetric = both.bytes().subspan(static_cast<std::size_t>(begin))});
+  };
+  const char* shared =
+      "rank 0: memory.workspace shares memory with memory.symmetric; memory of its own is accepted";
+  EXPECT_STATES(symmetric_at(0), shared);
+  EXPECT_STATES(symmetric_at(needs_.workspace), "nothing") << "more than is needed is not used";
 }
 
 TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
@@ -169,11 +178,16 @@ TEST_F(RefusedMemory, OfRanksThatCannotMapIt) {
     memory.peers[kRanks - 1] = memory.peers[0];
     said[c.rank()] = refusal([&] { Layer(problem, c, {.memory = memory}); });
   });
-  for (const std::string& sentence : said) {
-    EXPECT_STATES(sentence, cat("rank 0: memory.peers[", kRanks - 1,
-                                "] is that of rank 0, too; memory of its own for each rank is "
-                                "accepted"));
-  }
+  const std::string shared = cat("rank 0: memory.peers[", kRanks - 1,
+                                 "] shares memory with that of rank 0; memory of its own for each "
+                                 "rank is accepted");
+  for (const std::string& sentence : said) EXPECT_STATES(sentence, shared);
+  run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
+    LayerMemory memory = callers.of_rank(c.rank());
+    memory.peers[kRanks - 1] = memory.peers[0] + 64;
+    said[c.rank()] = refusal([&] { Layer(problem, c, {.memory = memory}); });
+  });
+  for (const std::string& sentence : said) EXPECT_STATES(sentence, shared);
   run_ranks(Communicator::cpu_group(kRanks), [&](Communicator& c) {
     LayerMemory memory = callers.of_rank(c.rank());
     if (c.rank() == 1) memory = {};
@@ -233,6 +247,42 @@ TEST_F(RefusedMemory, OfAStep) {
                 cat("rank 0: memory.backward_memory has 64 bytes; ", needed,
                     " or more are accepted (Layer::memory_needs)"));
   for (const bf16 v : result.dx) ASSERT_EQ(v.bits, 0x7fff) << "nothing was written";
+}
+
+TEST_F(RefusedMemory, OfAStepThatSharesBytesOnAllRanks) {
+  LayerGroup group(plain_layer(kRanks), kRanks);
+  group.make_layers();
+  group.make_plans();
+  const Problem& problem = group.layer(0).problem();
+  std::string said[kRanks];
+  const auto expect_all_said = [&](const char* sentence) {
+    for (const std::string& one : said) EXPECT_STATES(one, sentence);
+  };
+  group.each([&](int rank) {
+    const GuardedStep step(needs_of(problem), problem);
+    StepMemory memory = step.memory();
+    if (rank == 1)
+      memory.row_probs = step.forward_memory.as<float>().first(memory.row_probs.size());
+    said[rank] = refusal([&] {
+      group.layer(rank).forward(group.plan(rank), group.forward_args(rank), {.memory = memory});
+    });
+  });
+  expect_all_said(
+      "rank 1: memory.forward_memory shares memory with memory.row_probs; memory of its own is "
+      "accepted");
+  group.each([&](int rank) {
+    const GuardedStep step(needs_of(problem), problem);
+    const Saved saved = group.layer(rank).forward(group.plan(rank), group.forward_args(rank),
+                                                  {.memory = step.memory()});
+    StepMemory memory = step.memory();
+    if (rank == 1) memory.backward_memory = {step.x_rows.data(), memory.backward_memory.size()};
+    said[rank] = refusal(
+        [&] { group.layer(rank).backward(saved, group.backward_args(rank), {.memory = memory}); });
+  });
+  expect_all_said(
+      "rank 1: memory.backward_memory shares memory with memory.x_rows; memory of its own is "
+      "accepted");
+  group.expect_step_works("after refusals");
 }
 
 TEST_F(RefusedMemory, OfRowsThatNoLayerHas) {

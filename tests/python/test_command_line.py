@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,54 @@ def test_tune_within_a_memory(tmp_path, monkeypatch):
         uniep.tune(*shape, direction="forward", memory=1.0, layers=2)
     with pytest.raises(RuntimeError, match="--layers is 2"):
         uniep.tune(*shape, layers=2)
+
+
+def test_the_command_line_with_a_closed_stdout(tmp_path):
+    """As of a service that has none: `uniep ... >&-`."""
+    file = tmp_path / "result.json"
+    command = ("run", "--shape", "tiny", "--json", str(file))
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, *PROGRAM, *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "Traceback" not in done.stderr
+    assert file.exists(), done.stderr
+
+
+def test_a_program_that_cannot_be_run_is_named(tmp_path):
+    program = tmp_path / "bin" / "uniep"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o600)
+    code = f"import uniep_program as p; p._program = lambda: {str(program)!r}; p.main(['info'])"
+    said = uniep_command(code=1, program=("-c", code))
+    assert said == f"uniep: cannot run {program} (Permission denied); reinstall the package uniep\n"
+
+
+IN_ASCII = r"""
+import sys
+from pathlib import Path
+from uniep import _tensor_files as files, cli
+try:
+    cli.run("run", "--shape", "gr\udcc3\udcb6\udcc3\udc9fe")  # the bytes of UTF-8
+except RuntimeError as error:
+    assert "gr\u00f6\u00dfe" in str(error), ascii(str(error))
+index = Path(sys.argv[1])
+files.write_whole(index, '{"weight_map": {"\u00fc": "file"}}')
+assert files._weight_map(index) == {"\u00fc": "file"}
+"""
+
+
+def test_text_is_utf_8_in_a_locale_that_is_not(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ASCII, str(tmp_path / "index.json")],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_reader_that_has_enough_ends_the_command_line():
