@@ -27,7 +27,7 @@ class Cache(ProgramTest):
 
     def fill(self) -> dict[str, Any]:
         """What a search stores, and the session of one that was interrupted."""
-        self.succeed("tune", "--shape", "tiny", "--budget", 1, "--pass", "forward", "--profile",
+        self.succeed("tune", "--shape", "tiny", "--budget", 5, "--pass", "forward", "--profile",
                      "none", "--candidates", 2, **self.environment)
         # On a busy machine its budget may end before it does, and it keeps what it has measured.
         for left in self.session.parent.glob("tuned.json.session-*"):

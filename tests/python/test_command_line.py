@@ -29,21 +29,6 @@ def test_the_command_line_does_not_wait_for_pytorch():
     assert "bin/uniep ['uniep', 'info']" in uniep_command(program=("-c", code))
 
 
-def test_tune_and_schedule(tmp_path, monkeypatch):
-    shape = (64, 32, 8, 2, 64)
-    assert uniep.schedule(*shape, device="cpu", name="two-kernel").startswith("launch=paired")
-    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
-    figures = uniep.tune(*shape, ranks=1, budget=1, direction="forward")
-    assert figures
-    assert (tmp_path / "tuned.json").exists()
-    (entry,) = json.loads((tmp_path / "tuned.json").read_text())["entries"]
-    axes = dict(axis.split("=") for axis in uniep.schedule(*shape, device="cpu").split(","))
-    assert axes == {name: str(value) for name, value in entry["schedule"].items()}
-    monkeypatch.setenv("UNIEP_OF_NOTHING", "1")  # of which a warning says that nothing reads it
-    with pytest.raises(RuntimeError, match=r"^uniep tune: --shape .* is accepted$"):
-        uniep.tune(*shape, ranks=3)
-
-
 def tuned_in_time(*shape, **options):
     """What uniep.tune gives within 2 seconds, or 20 where the machine is too busy for that."""
     try:
@@ -52,6 +37,21 @@ def tuned_in_time(*shape, **options):
         if "is too small" not in str(error):
             raise
     return uniep.tune(*shape, budget=20, **options)
+
+
+def test_tune_and_schedule(tmp_path, monkeypatch):
+    shape = (64, 32, 8, 2, 64)
+    assert uniep.schedule(*shape, device="cpu", name="two-kernel").startswith("launch=paired")
+    monkeypatch.setenv("UNIEP_TUNE_CACHE", str(tmp_path / "tuned.json"))
+    figures = tuned_in_time(*shape, ranks=1, direction="forward")
+    assert figures
+    assert (tmp_path / "tuned.json").exists()
+    (entry,) = json.loads((tmp_path / "tuned.json").read_text())["entries"]
+    axes = dict(axis.split("=") for axis in uniep.schedule(*shape, device="cpu").split(","))
+    assert axes == {name: str(value) for name, value in entry["schedule"].items()}
+    monkeypatch.setenv("UNIEP_OF_NOTHING", "1")  # of which a warning says that nothing reads it
+    with pytest.raises(RuntimeError, match=r"^uniep tune: --shape .* is accepted$"):
+        uniep.tune(*shape, ranks=3)
 
 
 def test_tune_within_a_memory(tmp_path, monkeypatch):
