@@ -4,7 +4,7 @@
 #   built   installs what BUILD_DIR has built
 #   shared  builds a shared library of its own: where BUILD_DIR has a compiler cache, as BUILD_DIR was
 #           built, so that its objects come from there; else unoptimised
-# From the environment, all optional: CMAKE, CMAKE_GENERATOR, CXX, CMAKE_CXX_COMPILER_LAUNCHER, NM.
+# From the environment, all optional: CMAKE, CMAKE_GENERATOR, CC, CXX, CMAKE_CXX_COMPILER_LAUNCHER, NM.
 set -euo pipefail
 variant=$1 source_dir=$2 build_dir=$3 work_dir=$4
 cmake=${CMAKE:-cmake}
@@ -17,7 +17,7 @@ fail() {
 }
 step() { echo "== $*"; }
 
-rm -rf "$work_dir/prefix" "$work_dir/moved" "$work_dir/consumer"
+rm -rf "$work_dir/prefix" "$work_dir/moved" "$work_dir/consumer" "$work_dir/c_consumer"
 mkdir -p "$work_dir"
 prefix=$work_dir/prefix
 
@@ -68,6 +68,20 @@ done
 extra=$(cd "$prefix/include" && find . -type f ! -path './uniep/*.h')
 [ -z "$extra" ] || fail "unexpected files under include/: $extra"
 
+nvcc=$(sed -n 's/^UNIEP_NVCC:[A-Z]*=//p' "$build_dir/CMakeCache.txt")
+if [ "$variant" = built ] && [ -x "$nvcc" ]; then
+  step "kernels of a user's own convert to bf16 and back, without flags of uniep's"
+  cat >"$work_dir/convert.cu" <<'EOF'
+#include <uniep/bf16.h>
+__global__ void to_bf16(const float* in, uniep::bf16* out) { *out = uniep::to_bf16(*in); }
+__global__ void to_float(const uniep::bf16* in, float* out) { *out = uniep::to_float(*in); }
+EOF
+  "$nvcc" -std=c++20 -arch=sm_90 -Werror all-warnings -ptx -I"$prefix/include" \
+    "$work_dir/convert.cu" -o "$work_dir/convert.ptx" || fail "bf16.h does not compile for devices"
+  # A function of the host alone leaves nothing there, not even what stores its result.
+  [ "$(grep -c 'st\.global' "$work_dir/convert.ptx")" = 2 ] || fail "a conversion stores nothing"
+fi
+
 library=$(find "$prefix" -name 'libuniep.so')
 if [ "$variant" = shared ] && [ -z "$library" ]; then fail "no libuniep.so was installed"; fi
 if [ -n "$library" ]; then
@@ -100,6 +114,25 @@ sed -n '/^```cpp$/,/^```$/p' "$source_dir/docs/api.md" | sed '/^```/d' >"$work_d
 "$consumer/train_step" single | tail -n +2 >"$work_dir/single"
 "$consumer/train_step" sequential | tail -n +2 | diff "$work_dir/single" - ||
   fail "the schedules single and sequential give different results"
+
+# expect_own_symbols FILE: a library that links uniep statically hands on none of its functions.
+expect_own_symbols() {
+  "$nm" --dynamic --defined-only --demangle "$1" >"$work_dir/handed_on"
+  if grep ' T uniep::' "$work_dir/handed_on"; then fail "$1 exports what is uniep's"; fi
+}
+if [ -z "$library" ]; then
+  step "a shared library that links the static one"
+  expect_own_symbols "$consumer/libplugin.so"
+fi
+
+if command -v "${CC:-cc}" >/dev/null; then
+  step "find_package from a project in C alone"
+  "$cmake" -S "$source_dir/tests/install/c_consumer" -B "$work_dir/c_consumer" \
+    -DCMAKE_PREFIX_PATH="$prefix" -DPROGRAM="$source_dir/tests/api/c_api_compiles.c"
+  "$cmake" --build "$work_dir/c_consumer" || fail "a project in C does not link"
+  "$work_dir/c_consumer/c_consumer" || fail "the program in C exits with $?"
+fi
+
 step "pkg-config, where the tree has been moved to"
 if command -v pkg-config >/dev/null; then
   moved="$work_dir/moved"
@@ -117,6 +150,12 @@ if command -v pkg-config >/dev/null; then
   "$cxx" -std=c++20 "$source_dir/tests/install/consumer/consumer.cpp" -o "$work_dir/pc_consumer" \
     $(pkg-config --cflags --libs uniep) "$at_run_time"
   "$work_dir/pc_consumer"
+  if [ -z "$library" ]; then
+    # shellcheck disable=SC2046
+    "$cxx" -shared "$consumer/CMakeFiles/consumer.dir/consumer.cpp.o" \
+      -o "$work_dir/libpc_plugin.so" $(pkg-config --libs uniep)
+    expect_own_symbols "$work_dir/libpc_plugin.so"
+  fi
   if command -v "${CC:-cc}" >/dev/null; then
     # shellcheck disable=SC2046
     "${CC:-cc}" -std=c99 "$source_dir/tests/api/c_api_compiles.c" -o "$work_dir/pc_c_consumer" \
