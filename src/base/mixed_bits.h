@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "uniep/macros.h"
 
@@ -17,6 +18,16 @@ UNIEP_HD inline std::uint64_t mixed_bits(std::uint64_t z) {
 /// Takes a number into a hash.
 UNIEP_HD inline std::uint64_t hash_with(std::uint64_t hash, std::uint64_t value) {
   return mixed_bits(hash ^ value) + 0x9e3779b97f4a7c15u;  // zeros, too, change it
+}
+
+/// A hash of the integers of a range, in their order.
+template <class Range>
+std::uint64_t hash_of(const Range& values) {
+  std::uint64_t hash = 0;
+  for (auto value : values) {
+    hash = hash_with(hash, static_cast<std::make_unsigned_t<decltype(value)>>(value));
+  }
+  return hash;
 }
 
 }  // namespace uniep

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/env.h"
+#include "base/mixed_bits.h"
 
 namespace uniep {
 namespace {
@@ -105,10 +106,7 @@ std::uint64_t number_of_run(const Launcher& launcher) {
   for (const char* name : launcher.run) {
     if (name != nullptr) text += env_text(name).value_or("") + '.';
   }
-  if (text.empty()) return 0;
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
+  return text.empty() ? 0 : hash_of(text);
 }
 
 ProcessEnvironment environment_of(const Launcher& launcher) {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
+#include "base/mixed_bits.h"
 #include "base/quotes.h"
 #include "tune/files/json_fields.h"
 #include "tune/files/shared_files.h"
@@ -55,11 +56,7 @@ Session session_from(Fields& fields, const Refusal& refusal) {
 
 std::string session_path(const std::string& cache_path, const TuneKey& key,
                          const std::string& search) {
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  for (const char c : search_text(key, search)) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  return cat(cache_path, kSuffix, std::hex, hash);
+  return cat(cache_path, kSuffix, std::hex, hash_of(search_text(key, search)));
 }
 
 void save_session(const std::string& path, const Session& session) {

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/mixed_bits.h"
 #include "common/machine.h"
 #include "common/table.h"
 #include "tune/book/tune_key.h"
@@ -12,15 +13,6 @@ namespace uniep::tool {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// FNV-1a of who gets which token.
-std::uint64_t fingerprint(const workload::Routing& routing) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const std::int32_t id : routing.topk_ids) {
-    hash = (hash ^ static_cast<std::uint32_t>(id)) * 0x100000001b3u;
-  }
-  return hash;
-}
 
 tune::TuneSubject subject_of(const BenchCase& bench, Pass pass, const tune::TuneSettings& settings,
                              Backend backend) {
@@ -47,7 +39,7 @@ std::string search_text(const BenchCase& bench, const tune::TuneSettings& settin
              bench.hosts == 1 ? "" : cat(" on ", bench.hosts, " hosts"), ", skew ",
              formatted("%.17g", bench.skew),
              bench.file.empty() ? cat(", seed ", bench.seed)
-                                : cat(", routing ", fingerprint(bench.routing)),
+                                : cat(", routing ", hash_of(bench.routing.topk_ids)),
              settings.restriction.empty() ? "; in the whole space" : "; in the space ",
              settings.restriction, ", search seed ", settings.seed, ", ",
              counted(settings.candidates, "candidate", "candidates"),
