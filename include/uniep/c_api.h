@@ -206,7 +206,7 @@ typedef struct {
  * or NULL; zero: no events. */
 typedef struct {
   void* const* before; /* [count]: the wave's tokens are there when this is */
-  void* const* behind; /* [count]: recorded when all that the wave writes is there */
+  void* const* after;  /* [count]: recorded when all that the wave writes is there */
   int32_t count;       /* in backward gathered_hosts, in forward one more, of 3 hosts or more two */
 } uniep_wave_events;
 

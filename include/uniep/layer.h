@@ -200,7 +200,7 @@ struct StepMemory {
 /// cudaEvent_t, or null. Empty: all is there, and nobody is told. See Layer.
 struct WaveEvents {
   std::vector<void*> before{};  ///< the wave's tokens are there when this is
-  std::vector<void*> behind{};  ///< recorded when all that the wave writes is there
+  std::vector<void*> after{};   ///< recorded when all that the wave writes is there
 };
 
 /// What may differ from call to call.
@@ -224,12 +224,12 @@ struct CallOptions {
 };
 
 struct LayerOptions {
-  bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::timeline
+  bool record_timeline = false;  ///< keep a TimelineEvent per task; see Layer::take_timeline
   int timeout_ms = 0;            ///< limit of every wait; 0: UNIEP_TIMEOUT_MS, else 30000
   /// The cudaStream_t of calls that name none; null: the default stream, which cannot be captured
   /// in a CUDA graph.
   void* cuda_stream = nullptr;
-  FaultInjection faults{};
+  FaultInjection fault_injection{};
   /// Of passes that are given none, in both directions, on all ranks; nothing: looked up, see
   /// Layer::schedule.
   std::optional<Schedule> schedule{};

@@ -22,7 +22,7 @@ enum class WgradPlacement : int { kSeparate, kAfter, kInterleaved };
 
 /// One point of the parameter space: decides how the stages of a pass share launches, which workers
 /// do what, in which order tiles are taken, and at what granularity readiness is signalled. It
-/// never decides a result: every axis below is bit-neutral. `schedule_axes()` describes each field
+/// never decides a result: no axis below changes a bit. `schedule_axes()` describes each field
 /// (meaning, range, defaults); docs/schedule.md is the reference. `Schedule{}` is the default of
 /// the CPU backend.
 ///
@@ -76,7 +76,6 @@ struct AxisInfo {
   int neutral_value = 0;
   int cuda_neutral = 0;  ///< the same on the CUDA backend
   AxisScope scope = AxisScope::kLaunch;
-  bool bit_neutral = true;
   std::vector<int> candidates{};       ///< values worth trying on the CPU, by samplers and tuner
   std::vector<int> cuda_candidates{};  ///< the same for the CUDA backend
   /// Where the value changes anything; empty: everywhere.

@@ -30,7 +30,7 @@ class Waves {
   void set(Call& call) const {
     if (count_ == 0) return;
     call.waves = {.before = events_.data(),
-                  .behind = events_.data() + count_,
+                  .after = events_.data() + count_,
                   .count = static_cast<std::int32_t>(count_)};
   }
 

@@ -25,7 +25,7 @@ class WaveEvents(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         ("before", c_void_p),
-        ("behind", c_void_p),
+        ("after", c_void_p),
         ("count", c_int32),
     ]
 

@@ -123,8 +123,7 @@ uniep::WaveEvents events_of(const uniep_wave_events& waves) {
   };
   require(waves.count >= 0, ErrorCode::kInvalidArgument, "waves.count is ", waves.count,
           "; 0 or more is accepted");
-  return {.before = list(waves.before, "waves.before"),
-          .behind = list(waves.behind, "waves.behind")};
+  return {.before = list(waves.before, "waves.before"), .after = list(waves.after, "waves.after")};
 }
 
 }  // namespace

@@ -267,13 +267,12 @@ namespace uniep::c_api {
 /// A call of a layer, and of its group if all ranks make it.
 class GroupTurn {
  public:
-  explicit GroupTurn(uniep_layer& l, bool collective = true) : of_layer_(l.usage) {
-    if (collective) of_group_.emplace(*l.layer.communicator().impl());
-  }
+  explicit GroupTurn(uniep_layer& l, bool collective = true)
+      : of_layer_(l.usage), of_group_(*l.layer.communicator().impl(), collective) {}
 
  private:
   uniep::Usage::Call of_layer_;
-  std::optional<uniep::CollectiveCall> of_group_;
+  uniep::CollectiveCall of_group_;
 };
 
 /// What is wrong with this rank's call, the other ranks hear of, too, whatever it throws.

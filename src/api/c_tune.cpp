@@ -79,6 +79,7 @@ int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
     uniep::TuneOptions options;
     Backward b = prepared(*layer, true, [&] {
       require_given(result, "result");
+      require_given(call, "call");
       require(part_of(call) == Part::kWhole, ErrorCode::kInvalidArgument, "part is ", call->part,
               "; 0 (whole) is accepted by a search");
       Backward of_call = backward_of(*layer, call);

@@ -80,13 +80,7 @@ std::int64_t count_differing_elements(std::span<const std::byte> a, std::span<co
 }  // namespace
 
 void ComparedResults::add(std::span<std::byte> bytes, std::size_t width, bool added_to) {
-  Tensor tensor{.bytes = bytes, .width = width, .added_to = added_to, .before = {}};
-  if (added_to) {
-    wait_for_caller(backend_);
-    tensor.before.resize(bytes.size());
-    copy_to_host(backend_, tensor.before, bytes.data());
-  }
-  tensors_.push_back(std::move(tensor));
+  tensors_.push_back({.bytes = bytes, .width = width, .added_to = added_to});
 }
 
 void ComparedResults::add(const WeightGrad& grad) {
@@ -95,6 +89,16 @@ void ComparedResults::add(const WeightGrad& grad) {
       add(std::as_writable_bytes(tensor), sizeof(Element), !is_overwritten(grad));
     });
   });
+}
+
+void ComparedResults::hold() {
+  wait_for_caller(backend_);
+  for (Tensor& t : tensors_) {
+    t.expected.reserve(t.bytes.size());
+    if (!t.added_to) continue;
+    t.before.resize(t.bytes.size());
+    copy_to_host(backend_, t.before, t.bytes.data());
+  }
 }
 
 void ComparedResults::prepare() {

@@ -24,6 +24,9 @@ class ComparedResults {
   /// A weight gradient, which a pass may also add to.
   void add(const WeightGrad& grad);
 
+  /// Keeps what is added to, behind all that the caller has put on any stream, and makes room for
+  /// what is to be expected.
+  void hold();
   /// Makes all as it has to be before a pass: NaNs, so that what a pass forgets to write shows, or
   /// the values that are added to.
   void prepare();
@@ -39,7 +42,7 @@ class ComparedResults {
     std::span<std::byte> bytes;
     std::size_t width;  // of an element
     bool added_to;
-    std::vector<std::byte> before;  // of one that is added to
+    std::vector<std::byte> before{};  // of one that is added to
     std::vector<std::byte> expected{};
   };
   void add(std::span<std::byte> bytes, std::size_t width, bool added_to);

@@ -15,6 +15,7 @@
 #include "group/agreement.h"
 #include "group/communicator_impl.h"
 #include "group/gatherer.h"
+#include "layer/arguments.h"
 #include "layer/backend.h"
 #include "plan/plan_data.h"
 #include "tune/book/auto_schedule.h"
@@ -240,8 +241,9 @@ std::vector<std::int32_t> ids_of_all(Gatherer gatherer, const RoutingPlan& plan)
   return all;
 }
 
+/// `note`: checks the arguments of the pass, and names its results.
 TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneOptions& options,
-                     ComparedResults& results, const Run& run) {
+                     const std::function<void(ComparedResults&)>& note, const Run& run) {
   const Communicator& member = layer.communicator();
   member.impl()->usage.require_own_process();
   const CollectiveCall call(*member.impl());
@@ -253,11 +255,14 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
                                            problem.max_tokens, options.skew, pass);
   tune::TuneSettings settings;
   std::optional<RoutingPlan> plan;
+  ComparedResults results(member.backend());
   agree(bootstrap, limit_ms, Stage::kPlan, call_text(pass, options), [&] {
     settings = settings_of(options, problem, key, leads);
     plan = plan_of();
     throw_if_any(plan->data().fault, problem,
                  member.size());  // of a flagged one: passes do nothing
+    note(results);
+    results.hold();
   });
 
   const std::vector<std::int32_t> ids = ids_of_all(Gatherer(bootstrap), *plan);
@@ -266,7 +271,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
                                   .key = key,
                                   .tokens_per_rank = {tokens.begin(), tokens.end()},
                                   .topk_ids = ids,
-                                  .search = ""};
+                                  .identity = ""};
   GroupPasses passes(layer, run, results);
   std::string found;
   std::exception_ptr error;
@@ -297,11 +302,14 @@ TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs
       plan.data().lease == nullptr, ErrorCode::kInvalidArgument,
       "plan has pages of a row pool, which serve one forward pass, and a search runs many; a "
       "plan of a layer without a pool is accepted, and what is found holds for layers with one");
-  ComparedResults results(layer.communicator().backend());
-  results.add(args.out);
+  const auto note = [&](ComparedResults& results) {
+    const Communicator& member = layer.communicator();
+    check_forward(layer.problem(), member, plan, args, default_schedule(member.backend()));
+    results.add(args.out);
+  };
   Saved saved;  // held from pass to pass, so that its memory is used again
   return tune_pass(
-      layer, Pass::kForward, [&] { return plan; }, options, results,
+      layer, Pass::kForward, [&] { return plan; }, options, note,
       [&](const Schedule& s) { saved = layer.forward(plan, args, with(options.call, s)); });
 }
 
@@ -309,18 +317,21 @@ TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& a
                          const TuneOptions& options) {
   CallOptions call = options.call;
   call.keep_pages = true;  // from pass to pass
-  ComparedResults results(layer.communicator().backend());
-  results.add(args.dx);
-  results.add(args.dprobs);
-  results.add(args.dw1);
-  results.add(args.dw2);
-  results.add(args.db1);
-  results.add(args.db2);
-  results.add(args.dshared_probs);
-  results.add(args.dshared_w1);
-  results.add(args.dshared_w2);
+  const auto note = [&](ComparedResults& results) {
+    const Communicator& member = layer.communicator();
+    check_backward(layer.problem(), member, saved, args, default_schedule(member.backend()));
+    results.add(args.dx);
+    results.add(args.dprobs);
+    results.add(args.dw1);
+    results.add(args.dw2);
+    results.add(args.db1);
+    results.add(args.db2);
+    results.add(args.dshared_probs);
+    results.add(args.dshared_w1);
+    results.add(args.dshared_w2);
+  };
   return tune_pass(
-      layer, Pass::kBackward, [&] { return saved.plan(); }, options, results,
+      layer, Pass::kBackward, [&] { return saved.plan(); }, options, note,
       [&](const Schedule& s) { layer.backward(saved, args, with(call, s)); });
 }
 

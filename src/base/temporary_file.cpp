@@ -89,6 +89,7 @@ bool TemporaryName::is_taken(const fs::path& target) const {
 void TemporaryName::keep_from_signals() {
   exists_ = true;
   if (path_.size() >= sizeof name_for_signals.path || name_for_signals.used.exchange(true)) return;
+  signals_remove_ = true;
   std::strcpy(name_for_signals.path, path_.c_str());
   name_for_signals.armed = true;
   handle_signals_that_end_the_process();
@@ -96,7 +97,7 @@ void TemporaryName::keep_from_signals() {
 
 void TemporaryName::forget() {
   exists_ = false;
-  if (!name_for_signals.used || path_ != name_for_signals.path) return;
+  if (!std::exchange(signals_remove_, false)) return;
   handle_signals_as_before();
   name_for_signals.armed = false;
   name_for_signals.used = false;

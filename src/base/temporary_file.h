@@ -33,6 +33,7 @@ class TemporaryName {
 
   std::string path_;
   bool exists_ = false;
+  bool signals_remove_ = false;
 };
 
 /// A half-written file in the folder of its target. Where the file system has files without a name

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "base/error_of.h"
 #include "cpu/engine.h"
+#include "cpu/layer_heaps.h"
+#include "cpu/plan_message.h"
 #include "cpu/row_pool.h"
 #include "group/agreement.h"
 #include "layer/arguments.h"
@@ -17,52 +19,10 @@
 #include "layer/saved_pages.h"
 #include "layer/traffic.h"
 #include "plan/movable_plan.h"
+#include "schedule/pass_order.h"
 
 namespace uniep::cpu {
 namespace {
-
-/// What ranks tell one another ahead of a plan: how full the row pool is, then the routing.
-std::string plan_message(std::span<const std::int32_t> topk_ids, const PageCount& pool) {
-  return std::string(reinterpret_cast<const char*>(&pool), sizeof(pool))
-      .append(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
-}
-
-/// What all ranks have told.
-struct GatheredPlan {
-  std::vector<PageCount> pools;
-  std::vector<std::int64_t> tokens;
-  std::vector<std::int32_t> ids;
-
-  GatheredPlan(const std::vector<std::string>& parts, int topk) {
-    for (const std::string& part : parts) {
-      std::memcpy(&pools.emplace_back(), part.data(), sizeof(PageCount));
-      const std::size_t count = (part.size() - sizeof(PageCount)) / sizeof(std::int32_t);
-      const std::size_t before = ids.size();
-      ids.resize(before + count);
-      if (count > 0) {
-        std::memcpy(ids.data() + before, part.data() + sizeof(PageCount),
-                    count * sizeof(std::int32_t));
-      }
-      tokens.push_back(static_cast<std::int64_t>(count) / topk);
-    }
-  }
-};
-
-/// Memory in reach of other hosts while this lives.
-class AttachedMemory {
- public:
-  AttachedMemory(Rail& rail, std::uint64_t number, RailMemory memory)
-      : rail_(rail), number_(number) {
-    rail_.attach(number_, std::move(memory));
-  }
-  ~AttachedMemory() { rail_.detach(number_); }
-  AttachedMemory(const AttachedMemory&) = delete;
-  AttachedMemory& operator=(const AttachedMemory&) = delete;
-
- private:
-  Rail& rail_;
-  const std::uint64_t number_;
-};
 
 class CpuLayer final : public LayerBackend {
  public:
@@ -77,9 +37,8 @@ class CpuLayer final : public LayerBackend {
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
-        symmetric_(problem, comm_.size(), kLayerGraph, hosts()),
-        heaps_(stand_ins(map_heaps(options.memory))),
-        counters_(problem, comm_.rank(), heaps_, options.faults.first_count,
+        counters_(problem, comm_.rank(), mapped_heaps(options.memory),
+                  options.fault_injection.first_count,
                   own_counters_ ? own_counters_->data() : options.memory.workspace.data(), hosts()),
         engine_(comm_.group(), comm_.rank(), counters_, options) {}
 
@@ -117,7 +76,9 @@ class CpuLayer final : public LayerBackend {
               " hosts, whose tokens cross in its passes; 1 is accepted there");
       if (pool_) check_pool(*pool_, Backend::kCpu, problem_);
       chosen = &kernels();
-      own_heap_ = make_own_heap(options.memory);
+      check_layer_memory(memory_needs(problem_, comm_.size()), options.memory, comm_.rank(),
+                         comm_.size());
+      heaps_.emplace(comm_, problem_, options.memory);
       if (options.memory.workspace.empty()) {
         own_counters_.emplace(memory_needs(problem_, comm_.size()).workspace);
       }
@@ -126,30 +87,31 @@ class CpuLayer final : public LayerBackend {
   }
 
   int hosts() const { return comm_.group().layout().hosts; }
-  std::uint64_t rail_memory() const { return static_cast<std::uint64_t>(number_); }
 
-  std::shared_ptr<Heap> make_own_heap(const LayerMemory& memory);
-  std::vector<std::shared_ptr<Heap>> map_heaps(const LayerMemory& memory);
-  std::vector<std::shared_ptr<Heap>> stand_ins(std::vector<std::shared_ptr<Heap>> heaps);
+  /// Collective, after all have agreed.
+  const std::vector<std::shared_ptr<Heap>>& mapped_heaps(const LayerMemory& memory) {
+    heaps_->map(memory, number_, timeout_ms_);
+    return heaps_->of_ranks();
+  }
 
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
-  template <class Check>
   /// Whole or of data alone, which is the same to the other ranks: weight gradients are a rank's
   /// own.
+  template <class Check>
   void agree_to_backward(const Saved& saved, const Schedule& schedule, const Check& check);
   void run_backward(const SavedData& saved, std::byte* rows, const PassOrder& order,
                     const BackwardDataArgs& data, const BackwardWeightsArgs& weights);
-  /// What a pass stages for peers to pull.
-  struct Staged {
+  /// What a pass copies to where peers pull it.
+  struct Published {
     std::span<const bf16> tokens{};         // x, or dy
     std::span<const float> probs{};         // forward
     std::span<const float> shared_probs{};  // likewise, or empty
     std::span<const bf16> x_tokens{};       // backward, where it dispatches x again
   };
-  static void stage_probs(const PassContext& ctx, const Staged& staged, float* probs);
+  static void publish_probs(const PassContext& ctx, const Published& published, float* probs);
   static void keep_shared_probs(const PassContext& ctx, const float* probs);
-  void run(const PassContext& ctx, const Staged& staged);
+  void run(const PassContext& ctx, const Published& published);
   std::byte* row_memory(std::span<std::byte> given, const RoutingPlan& plan, Pass pass);
   std::unique_ptr<SavedData> make_saved(const RoutingPlan& plan, const StepMemory& memory) const;
 
@@ -160,73 +122,17 @@ class CpuLayer final : public LayerBackend {
   const bool record_timeline_;
   const std::shared_ptr<RowPoolData> pool_;        // or null
   const std::shared_ptr<HostRowPool> free_pages_;  // likewise
-  std::shared_ptr<Heap> own_heap_;                 // element rank of heaps_
-  std::optional<Heap> own_counters_;               // where the caller brings no workspace
+  std::optional<LayerHeaps> heaps_;
+  std::optional<Heap> own_counters_;  // where the caller brings no workspace
   const Kernels& kernels_;
   const int number_;  // among the communicator's layers
   const MemoryNeeds needs_;
-  const SymmetricLayout symmetric_;
-  std::optional<AttachedMemory> attached_;  // of heaps_, where there are other hosts
-  std::vector<std::shared_ptr<Heap>> heaps_;
   Counters counters_;
   Engine engine_;
   std::optional<Heap> row_heap_;
   PassStats stats_;
   std::vector<TimelineEvent> timeline_;
 };
-
-/// No peer looks at the caller's memory before all ranks have agreed.
-std::shared_ptr<Heap> CpuLayer::make_own_heap(const LayerMemory& memory) {
-  const SymmetricLayout layout(problem_, comm_.size(), kLayerGraph, hosts());
-  check_layer_memory(memory_needs(problem_, comm_.size()), memory, comm_.rank(), comm_.size());
-  if (memory.symmetric.empty()) return comm_.group().allocate(comm_.rank(), hosts() * layout.bytes);
-  require(hosts() == 1, ErrorCode::kUnsupported, "memory.symmetric is given in a group of ",
-          hosts(), " hosts; none is accepted there, or a group on one host");
-  require(!memory.peers.empty() || comm_.size() == 1, ErrorCode::kUnsupported,
-          "memory.symmetric is given without memory.peers, and ranks on the CPU cannot map each "
-          "other's; with the peers it is accepted, or none, and in a group of one");
-  const auto bytes = static_cast<std::size_t>(layout.bytes);
-  std::ranges::fill(
-      memory.symmetric.first(bytes).subspan(static_cast<std::size_t>(layout.first_counter)),
-      std::byte{0});
-  const auto released = [release = memory.release](std::byte*) {
-    if (release) release();
-  };
-  std::byte* const data = memory.symmetric.data();
-  return std::make_shared<Heap>(data, layout.bytes, std::shared_ptr<std::byte>(data, released));
-}
-
-std::vector<std::shared_ptr<Heap>> CpuLayer::map_heaps(const LayerMemory& memory) {
-  if (memory.peers.empty()) return comm_.group().share(comm_.rank(), own_heap_, timeout_ms_);
-  std::vector<std::shared_ptr<Heap>> heaps;
-  for (std::byte* peer : memory.peers) {
-    heaps.push_back(std::make_shared<Heap>(peer, own_heap_->bytes(), nullptr));
-  }
-  heaps[static_cast<std::size_t>(comm_.rank())] = own_heap_;
-  return heaps;
-}
-
-/// By rank. On several hosts a rank's heap has a part for each rank of its rail, itself included:
-/// it stands in on its host for those of others, whose tokens and rows pass through it.
-std::vector<std::shared_ptr<Heap>> CpuLayer::stand_ins(std::vector<std::shared_ptr<Heap>> heaps) {
-  if (hosts() == 1) return heaps;
-  const RankLayout& layout = comm_.group().layout();
-  const int own_host = layout.host_of(comm_.rank());
-  std::vector<std::shared_ptr<Heap>> parts;
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    const auto& heap = heaps[static_cast<std::size_t>(layout.relay(rank, own_host))];
-    parts.push_back(std::make_shared<Heap>(heap->data() + layout.host_of(rank) * symmetric_.bytes,
-                                           symmetric_.bytes, heap));
-  }
-  RailMemory memory;
-  for (int local = 0; local < layout.local_ranks; ++local) {
-    const Heap& heap = *heaps[static_cast<std::size_t>(layout.rank_at(own_host, local))];
-    memory.ranks.emplace_back(heap.data(), static_cast<std::size_t>(heap.bytes()));
-  }
-  memory.owner = std::make_shared<decltype(parts)>(parts);
-  attached_.emplace(comm_.group().rail(comm_.rank()), rail_memory(), std::move(memory));
-  return parts;
-}
 
 RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
   const bool flagged = options.overflow != nullptr;
@@ -296,10 +202,10 @@ std::string CpuLayer::call_text(const char* pass, const RoutingPlan& plan,
 PassContext CpuLayer::context(const PassView& view, const SavedData& saved, std::byte* rows) const {
   PassContext ctx{.view = view,
                   .kernels = kernels_,
-                  .heaps = heaps_,
-                  .layout = symmetric_,
+                  .heaps = heaps_->of_ranks(),
+                  .layout = heaps_->layout(),
                   .tensors = saved.tensors,
-                  .rail_memory = rail_memory()};
+                  .rail_memory = static_cast<std::uint64_t>(number_)};
   ctx.tensors.set(RowLayout(problem_, saved.plan.padded_rows(), view.pass), rows);
   return ctx;
 }
@@ -315,14 +221,14 @@ void set_weights(PassContext& ctx, const Args& args) {
 }
 
 /// A token's probabilities: of its experts, then of the shared ones.
-void CpuLayer::stage_probs(const PassContext& ctx, const Staged& staged, float* probs) {
+void CpuLayer::publish_probs(const PassContext& ctx, const Published& published, float* probs) {
   const PassView& v = ctx.view;
-  const float* routed = staged.probs.data();
-  const float* shared = staged.shared_probs.data();
+  const float* routed = published.probs.data();
+  const float* shared = published.shared_probs.data();
   for (std::int64_t t = 0; t < v.tokens; ++t) {
     probs = std::copy_n(routed + t * v.topk, v.topk, probs);
     for (int s = 0; s < v.shared_experts; ++s) {
-      *probs++ = staged.shared_probs.empty() ? 1.0f : shared[t * v.shared_experts + s];
+      *probs++ = published.shared_probs.empty() ? 1.0f : shared[t * v.shared_experts + s];
     }
   }
 }
@@ -339,23 +245,23 @@ void CpuLayer::keep_shared_probs(const PassContext& ctx, const float* probs) {
   }
 }
 
-/// Stages this rank's tokens where peers pull them, if the pass moves any, then runs it. Peers may
-/// read the staged tokens until their rows have come back, which `reduce` waits for: so when a pass
+/// Copies this rank's tokens to where peers pull them, if the pass moves any, then runs it. Peers
+/// may read these copies until their rows have come back, which `reduce` waits for: so when a pass
 /// has ended its successor may overwrite them.
-void CpuLayer::run(const PassContext& ctx, const Staged& staged) try {
+void CpuLayer::run(const PassContext& ctx, const Published& published) try {
   const Clock::time_point start = Clock::now();
   stats_ = {.pass = ctx.view.pass};
   if (ctx.view.moves_data()) counters_.begin_pass(ctx.view);
   const Peer own = ctx.peer(comm_.rank());
-  const auto stage = [](auto* to, const auto& values) {
+  const auto copy = [](auto* to, const auto& values) {
     if (!values.empty()) std::memcpy(to, values.data(), values.size_bytes());
   };
-  stage(own.get<Tensor::kTokens>(), staged.tokens);
+  copy(own.get<Tensor::kTokens>(), published.tokens);
   if (ctx.view.pass == Pass::kForward) {
-    stage_probs(ctx, staged, own.get<Tensor::kProbs>());
+    publish_probs(ctx, published, own.get<Tensor::kProbs>());
     keep_shared_probs(ctx, own.get<Tensor::kProbs>());
   }
-  stage(own.get<Tensor::kXTokens>(), staged.x_tokens);
+  copy(own.get<Tensor::kXTokens>(), published.x_tokens);
   engine_.run(ctx, stats_, record_timeline_ ? &timeline_ : nullptr);
   if (ctx.view.moves_data() && ctx.view.has_hosts()) counters_.end_pass(ctx.view);
   stats_.elapsed_s = std::chrono::duration<double>(Clock::now() - start).count();

@@ -16,7 +16,7 @@ template <Tensor tensor, class TokenOf, class Write>
 void for_each_row(const PassContext& ctx, const Task& task, TokenOf&& token_of, Write&& write) {
   const PassView& v = ctx.view;
   bf16* rows = ctx.get<tensor>();
-  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
     const Pull& pull = v.pulls[i];
     const bf16* token = token_of(pull);
     for (int c = 0; c < pull.num_rows; ++c) {
@@ -58,7 +58,7 @@ bf16* received(const PassContext& ctx, const Pull& pull) {
 /// Keeps the tokens of the task's pulls, each once.
 void keep_tokens(const PassContext& ctx, const Task& task) {
   const PassView& v = ctx.view;
-  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
     const Pull& pull = v.pulls[i];
     if (!keeps_token(v, pull, received_token(v, pull))) continue;
     copy_token(ctx, received(ctx, pull), published<Tensor::kTokens>(ctx, pull));
@@ -68,7 +68,7 @@ void keep_tokens(const PassContext& ctx, const Task& task) {
 /// The probabilities of the task's rows.
 void copy_probs(const PassContext& ctx, const Task& task) {
   const PassView& v = ctx.view;
-  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
     const Pull& pull = v.pulls[i];
     const float* probs =
         ctx.peer(pull.source).get<Tensor::kProbs>() + std::int64_t{pull.token} * v.slots;

@@ -10,6 +10,7 @@
 #include "base/wait_error.h"
 #include "group/backoff.h"
 #include "layer/options.h"
+#include "schedule/queue_table.h"
 #include "schedule/roles.h"
 
 namespace uniep::cpu {
@@ -38,7 +39,7 @@ Engine::Engine(CpuGroup& group, int rank, Counters& counters, const LayerOptions
     : group_(group),
       rank_(rank),
       counters_(counters),
-      faults_(options.faults),
+      fault_injection_(options.fault_injection),
       timeout_ms_(wait_limit_ms(options)) {}
 
 int Engine::num_workers(const Schedule& s) const {
@@ -50,8 +51,9 @@ void Engine::run(const PassContext& ctx, PassStats& stats, std::vector<TimelineE
   while (static_cast<int>(workers_.size()) < workers) {
     Worker& w = workers_.emplace_back();
     w.index = static_cast<int>(workers_.size()) - 1;
-    w.delays.seed(static_cast<std::uint32_t>(
-        faults_.seed + 1000003u * static_cast<unsigned>(rank_) + static_cast<unsigned>(w.index)));
+    w.delays.seed(static_cast<std::uint32_t>(fault_injection_.seed +
+                                             1000003u * static_cast<unsigned>(rank_) +
+                                             static_cast<unsigned>(w.index)));
   }
   for (Worker& w : workers_) w.stats = {};
   error_ = nullptr;
@@ -91,8 +93,8 @@ void Engine::publish(const PassView& v) {
 void Engine::run_launch(const PassContext& ctx, int index, int workers, bool record) {
   const PassView& v = ctx.view;
   const Launch launch = launch_at(v, index);
-  const Queue comm_table(v, launch.comm);
-  const Queue main_table(v, launch.main);
+  const QueueTable comm_table(v, launch.comm);
+  const QueueTable main_table(v, launch.main);
   SharedQueue comm{comm_table.view()};
   SharedQueue main{main_table.view()};
 
@@ -232,10 +234,10 @@ void Engine::wait_for_pulls(const PassContext& ctx, const Task& task, Worker& wo
   const PassView& v = ctx.view;
   const Clock::time_point asked = worker.last_pull.value_or(Clock::now());
   Clock::time_point done = asked;
-  for (std::int64_t i = task.m; i < task.m + task.n;) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull();) {
     const int source = v.pulls[i].source;
     std::int64_t bytes = 0;
-    for (; i < task.m + task.n && v.pulls[i].source == source; ++i) {
+    for (; i < task.end_pull() && v.pulls[i].source == source; ++i) {
       bytes += pulled_bytes(v.stage(task.stage).wire, v.pulls[i]);
     }
     done = std::max(done, link.reserve(here(source), rank_, bytes, asked));
@@ -292,7 +294,7 @@ void Engine::put(const PassContext& ctx, const Task& task, Worker& worker) {
   });
   if (block.signals.empty()) return;  // there was nothing to collect
   random_delay(worker);
-  group_.rail(rank_).put(static_cast<int>(task.n), ctx.rail_memory, block);
+  group_.rail(rank_).put(task.host(), ctx.rail_memory, block);
 }
 
 void Engine::limit_pushes(const PassContext& ctx, Worker& worker) {
@@ -312,17 +314,18 @@ void Engine::sleep_until(Clock::time_point when) {
 }
 
 void Engine::random_delay(Worker& worker) {
-  if (faults_.max_delay_us == 0) [[likely]]
+  if (fault_injection_.max_delay_us == 0) [[likely]]
     return;
   // Half of the time none at all: delays next to none find more orders than delays everywhere.
-  const auto delay =
-      static_cast<int>(worker.delays() % (2u * static_cast<unsigned>(faults_.max_delay_us)));
-  if (delay < faults_.max_delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+  const auto delay = static_cast<int>(worker.delays() %
+                                      (2u * static_cast<unsigned>(fault_injection_.max_delay_us)));
+  if (delay < fault_injection_.max_delay_us)
+    std::this_thread::sleep_for(std::chrono::microseconds(delay));
 }
 
 bool Engine::withheld(const Task& task) const {
-  return faults_.withhold_rank == rank_ && faults_.withhold_stage == task.stage &&
-         faults_.withhold_tile == task.tile;
+  return fault_injection_.withhold_rank == rank_ && fault_injection_.withhold_stage == task.stage &&
+         fault_injection_.withhold_tile == task.tile;
 }
 
 }  // namespace uniep::cpu

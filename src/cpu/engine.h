@@ -12,7 +12,7 @@
 #include "cpu/stages.h"
 #include "cpu/worker_pool.h"
 #include "group/cpu_group.h"
-#include "schedule/pass_order.h"
+#include "schedule/queue.h"
 
 namespace uniep::cpu {
 
@@ -73,7 +73,7 @@ class Engine {
   CpuGroup& group_;
   const int rank_;
   Counters& counters_;
-  const FaultInjection faults_;
+  const FaultInjection fault_injection_;
   const int timeout_ms_;
   WorkerPool pool_;
   std::deque<Worker> workers_;  // a deque: Worker does not move

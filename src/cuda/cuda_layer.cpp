@@ -76,9 +76,9 @@ void await(const WaveEvents& waves, int wave, cudaStream_t stream) {
 
 void tell(const WaveEvents& waves, int wave, cudaStream_t stream) {
   const auto i = static_cast<std::size_t>(wave);
-  if (i >= waves.behind.size() || waves.behind[i] == nullptr) return;
-  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(waves.behind[i]), stream),
-             "record an event of waves.behind");
+  if (i >= waves.after.size() || waves.after[i] == nullptr) return;
+  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(waves.after[i]), stream),
+             "record an event of waves.after");
 }
 
 /// The calls of a layer: what each checks, which memory it works in, and what it launches.
@@ -135,7 +135,7 @@ class CudaLayer final : public LayerBackend {
   const std::shared_ptr<const LayerGroup> group_;
   const std::shared_ptr<DeviceRowPool> pool_;  // or null
   const MemoryNeeds needs_;
-  const FaultInjection faults_;
+  const FaultInjection fault_injection_;
   const int sms_;  // that a pass may hold
   const CudaErf erf_;
   CallProtocol calls_;
@@ -148,7 +148,7 @@ CudaLayer::CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions
     : group_(std::move(group)),
       pool_(pool_of(options, *group_)),
       needs_(memory_needs(problem(), group_->size())),
-      faults_(options.faults),
+      fault_injection_(options.fault_injection),
       sms_(sms_to_hold(group_->device())),
       erf_(options.erf),
       calls_(*group_, static_cast<cudaStream_t>(options.cuda_stream)),
@@ -394,8 +394,9 @@ void CudaLayer::run(const SavedData& saved, Pass pass, PassPart part, const Pass
                                  plan, order, pass, schedule, part);
   if (saved.lease) view.pages = plan.pages;
   const PassMemory memory = pass_memory();
-  const DeviceContext context = device_context(problem(), view, memory, group_->limit_ms(),
-                                               device_faults(faults_, group_->rank()), erf_);
+  const DeviceContext context =
+      device_context(problem(), view, memory, group_->limit_ms(),
+                     device_injection(fault_injection_, group_->rank()), erf_);
   const std::int64_t rows = rows_at_a_time(problem(), saved.rows, pass);
   PassLauncher launcher(context, tensors, {rows, saved.saved_rows},
                         expert_maps(problem(), group_->size(), memory),
@@ -456,7 +457,7 @@ std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator co
   std::unique_ptr<CudaLayer> layer;
   group->agree(options.row_pool ? "memory of a step with a row pool" : "memory of a step",
                [&] { layer = std::make_unique<CudaLayer>(group, options); });
-  const std::uint32_t first_count = options.faults.first_count;
+  const std::uint32_t first_count = options.fault_injection.first_count;
   if (first_count != 0) {
     group->agree(cat("first_count ", first_count), [&] { layer->start_counters_at(first_count); });
   }

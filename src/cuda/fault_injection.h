@@ -9,16 +9,16 @@
 
 namespace uniep::cuda {
 
-/// What kernels of `rank` need to know of `faults`, but for the number of the pass.
-inline DeviceFaults device_faults(const FaultInjection& faults, int rank) {
-  DeviceFaults d;
-  d.max_delay_us = static_cast<std::uint32_t>(faults.max_delay_us);
+/// What kernels of `rank` need to know of `injection`, but for the number of the pass.
+inline DeviceFaultInjection device_injection(const FaultInjection& injection, int rank) {
+  DeviceFaultInjection d;
+  d.max_delay_us = static_cast<std::uint32_t>(injection.max_delay_us);
   // Any odd factors do: kernels mix the bits.
-  d.salt = static_cast<std::uint32_t>(faults.seed ^ faults.seed >> 32) * 0x9e3779b1u +
+  d.salt = static_cast<std::uint32_t>(injection.seed ^ injection.seed >> 32) * 0x9e3779b1u +
            static_cast<std::uint32_t>(rank) * 0x85ebca77u;
-  if (faults.withhold_rank == rank) {
-    d.withhold_stage = static_cast<int>(faults.withhold_stage);
-    d.withhold_tile = faults.withhold_tile;
+  if (injection.withhold_rank == rank) {
+    d.withhold_stage = static_cast<int>(injection.withhold_stage);
+    d.withhold_tile = injection.withhold_tile;
   }
   return d;
 }

@@ -102,8 +102,7 @@ std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args, c
   const bool both = any_is<ExpertMatrices<float>>(args) && any_is<Bf16MainGrad>(args);
   if (!both) return std::nullopt;
   return "weight gradients are added to in fp32 and in bf16; with the cuda backend one of these "
-         "types "
-         "is accepted in a call, and others overwritten";
+         "types is accepted in a call, and others overwritten";
 }
 
 int num_ctas(const Schedule& schedule, int sms) {
@@ -195,15 +194,15 @@ void PassLauncher::write_expert_maps(const PlanStatus* flagged) const {
 void PassLauncher::enter(const EnterArgs& args) {
   const ProfilerRange range([&] { return cat("uniep ", name(ctx_.view.pass), ": enter"); });
   for (int i = 0; i < num_launches(); ++i) {
-    queues_[static_cast<std::size_t>(i)].ticket = args.tickets + i;
+    queues_[static_cast<std::size_t>(i)].drawn = args.drawn + i;
   }
   if (!ctx_.view.moves_data()) {
     const FaultFill& fill = args.fill;
     if (fill.any_weight_grad()) {
       check_cuda(launch_fault_fill(args.plan, fill, enter_ctas_, stream_), "launch fault_fill");
     }
-    const auto bytes = static_cast<std::size_t>(num_launches()) * sizeof(*args.tickets);
-    check_cuda(cudaMemsetAsync(args.tickets, 0, bytes, stream_), "zero the tickets");
+    const auto bytes = static_cast<std::size_t>(num_launches()) * sizeof(*args.drawn);
+    check_cuda(cudaMemsetAsync(args.drawn, 0, bytes, stream_), "zero the counts of draws");
     return;
   }
   check_cuda(launch_enter(ctx_, args, enter_ctas_, stream_), "launch enter");

@@ -51,7 +51,8 @@ class PassLauncher {
   /// Ahead of all else, where experts' matrices lie apart: writes their maps. `flagged`: the plan's
   /// status, if it may have a fault that is no error.
   void write_expert_maps(const PlanStatus* flagged) const;
-  /// Stages and publishes the tokens, where this part of the pass has any, and zeroes tickets.
+  /// Stages and publishes the tokens, where this part of the pass has any, and zeroes the counts of
+  /// draws.
   void enter(const EnterArgs& args);
   int num_launches() const { return static_cast<int>(queues_.size()); }
   /// Launches that each have a wave of tokens (token_waves.h), if tokens come in waves.

@@ -36,7 +36,7 @@ struct FaultFill {
 /// What `enter` reads and writes besides the context.
 struct EnterArgs {
   const PlanStatus* plan;    // null where it is known that the plan can be used
-  std::uint32_t* tickets;    // of all launches of the pass, zeroed here
+  std::uint32_t* drawn;      // of all launches of the pass, zeroed here
   std::uint32_t* ctas_done;  // 0 between launches
   FaultFill fill;
   int wave = 0;  // whose tokens are staged and published (token_waves.h)

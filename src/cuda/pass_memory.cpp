@@ -25,7 +25,7 @@ static_assert(wait_ticks(kLongestWaitMs, kNumCounterKinds - 1) <=
 }  // namespace
 
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
-                             int limit_ms, const DeviceFaults& faults, CudaErf erf) {
+                             int limit_ms, const DeviceFaultInjection& injection, CudaErf erf) {
   const LocalCounterLayout local(problem, view.num_ranks);
   const PassScratchLayout scratch(problem, view.num_ranks);
   DeviceContext ctx{.view = view,
@@ -43,8 +43,8 @@ DeviceContext device_context(const Problem& problem, const PassView& view, const
   ctx.failure = memory.failure;
   ctx.failed = words(memory.scratch, scratch.failed);
   ctx.calls = memory.calls;
-  ctx.faults = faults;
-  ctx.faults.pass = ctx.counters.base[static_cast<int>(CounterKind::kPublished)];
+  ctx.fault_injection = injection;
+  ctx.fault_injection.pass = ctx.counters.base[static_cast<int>(CounterKind::kPublished)];
   ctx.trace = memory.trace;
   return ctx;
 }
@@ -58,7 +58,7 @@ EnterArgs enter_args(const Problem& problem, int num_ranks, const PassMemory& me
                      const PlanStatus* plan) {
   const PassScratchLayout scratch(problem, num_ranks);
   return {.plan = plan,
-          .tickets = words(memory.scratch, scratch.tickets),
+          .drawn = words(memory.scratch, scratch.drawn),
           .ctas_done = words(memory.scratch, scratch.ctas_done),
           .fill = {}};
 }

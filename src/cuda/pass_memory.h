@@ -11,7 +11,7 @@ namespace uniep::cuda {
 /// written anew by every `enter`.
 struct PassScratchLayout {
   std::int64_t bases[kNumCounterKinds];  // uint32 [counters of the kind]; kSource: [1]
-  std::int64_t tickets;                  // uint32 [kMaxLaunches]
+  std::int64_t drawn;                    // uint32 [kMaxLaunches]
   std::int64_t ctas_done;                // uint32 [1]: 0 between launches; zeroed once
   std::int64_t failed;       // uint32 [1]: a wait expired; the group is unusable; zeroed once
   std::int64_t expert_maps;  // CUtensorMap [kMostExpertMaps, experts]; of matrices that lie
@@ -28,7 +28,7 @@ struct PassScratchLayout {
       const CounterOf of = kLayerGraph.counters[kind].of;
       bases[kind] = r.take<std::uint32_t>(of == CounterOf::kSource ? 1 : counters_of(of, extents));
     }
-    tickets = r.take<std::uint32_t>(kMaxLaunches);
+    drawn = r.take<std::uint32_t>(kMaxLaunches);
     ctas_done = r.take<std::uint32_t>(1);
     failed = r.take<std::uint32_t>(1);
     expert_maps = r.take<CUtensorMap>(kMostExpertMaps * expert_numbers(p, num_ranks).of_rank());
@@ -48,7 +48,7 @@ struct PassMemory {
 
 /// The context of a pass, but for the tensors. `limit_ms` is that of every wait.
 DeviceContext device_context(const Problem& problem, const PassView& view, const PassMemory& memory,
-                             int limit_ms, const DeviceFaults& faults, CudaErf erf);
+                             int limit_ms, const DeviceFaultInjection& injection, CudaErf erf);
 
 CUtensorMap* expert_maps(const Problem& problem, int num_ranks, const PassMemory& memory);
 

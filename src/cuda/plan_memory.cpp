@@ -115,8 +115,8 @@ DeviceOrderLayout::DeviceOrderLayout(const Problem& p, int num_ranks, Pass pass,
   queue_blocks = r.take<QueueBlock>(queue_blocks_total);
   queue_begin = r.take<std::int64_t>(queue_blocks_total + num_queues);
   tile_position = r.take<std::int32_t>(most_tiles);
-  first_rows = r.take<std::uint32_t>(most_tiles * pieces_a_tile(s));
-  pulls_before = r.take<std::int32_t>(most_tiles * pieces_a_tile(s));
+  first_rows = r.take<std::uint32_t>(most_tiles * chunks_a_tile(s));
+  pulls_before = r.take<std::int32_t>(most_tiles * chunks_a_tile(s));
   cta_pulls = r.take<std::int32_t>(kMaxPlanCtas);
   bytes = r.bytes();
 }

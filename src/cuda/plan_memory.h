@@ -106,8 +106,8 @@ struct DevicePlan {
 /// The plan in memory that starts at `base`.
 DevicePlan device_plan(std::byte* base, const DevicePlanLayout& layout);
 
-/// Pieces of up to 32 rows, a warp's share, that the order kernel cuts a tile into.
-inline UNIEP_HD int pieces_a_tile(const Schedule& s) { return ceil_div(s.tile_m, 32); }
+/// Chunks of up to 32 rows, a warp's share, that the order kernel cuts a tile into.
+inline UNIEP_HD int chunks_a_tile(const Schedule& s) { return ceil_div(s.tile_m, 32); }
 
 /// Launches have two queues each: communication, then main.
 inline constexpr int kMaxQueues = 2 * kMaxLaunches;
@@ -124,8 +124,8 @@ struct DeviceOrderLayout {
   std::int64_t queue_begin;            // int64 [of all queues, one more each]
   // Used by the kernel alone.
   std::int64_t tile_position;  // int32 [most tiles]: of the tile that holds row i * tile_m
-  std::int64_t first_rows;     // uint32 [most pieces]: rows that bring pulls first needed here
-  std::int64_t pulls_before;   // int32 [most pieces]: such pulls of earlier pieces
+  std::int64_t first_rows;     // uint32 [most chunks]: rows that bring pulls first needed here
+  std::int64_t pulls_before;   // int32 [most chunks]: such pulls of earlier chunks
   std::int64_t cta_pulls;      // int32 [kMaxPlanCtas]
   std::int64_t bytes;
 

@@ -319,16 +319,16 @@ enum class TileGrid : std::uint8_t {
 /// Where the stage stands among the launches of a pass (launches.h). Of one place, stages follow
 /// one another block by block in the order of the graph.
 enum class StagePlace : std::uint8_t {
-  kEnter,    ///< ahead of the first launch
-  kCross,    ///< in the communication queue, ahead of all that is fetched
-  kFetch,    ///< in the communication queue, ahead of kFirst by blocks
-  kRefetch,  ///< there too: what kAgain needs, or else kWeights alone
-  kAgain,    ///< what kFirst needs of the forward pass, `lag` blocks ahead of it
-  kFirst,    ///< the first product, and what goes with it
-  kSecond,   ///< the second, `lag` blocks behind
-  kWeights,  ///< weight gradients: where the axis `wgrad` says
-  kReturn,   ///< behind kSecond, a block later
-  kLast      ///< behind everything
+  kEnter,       ///< before the first launch
+  kCross,       ///< in the communication queue, before everything else there
+  kDispatch,    ///< in the communication queue, before kFirst block by block
+  kRedispatch,  ///< there too: what kRecompute needs, or else kWeights alone
+  kRecompute,   ///< what kFirst needs of the forward pass, `lag` blocks before it
+  kFirst,       ///< the first product, and what goes with it
+  kSecond,      ///< the second, `lag` blocks later
+  kWeights,     ///< weight gradients: where the axis `wgrad` says
+  kReturn,      ///< a block after kSecond
+  kLast         ///< after everything
 };
 
 /// A few tensors, in an order that means something.

@@ -135,7 +135,7 @@ constexpr StageRow dispatch_row(Pass pass) {
           .kind = StageKind::kMove,
           .side = StageSide::kPull,
           .grid = TileGrid::kPulls,
-          .place = StagePlace::kFetch,
+          .place = StagePlace::kDispatch,
           .cols = Extent::kHidden,
           .waits = bit_of(CounterKind::kPublished) | bit_of(CounterKind::kCrossed),
           .signals = bit_of(CounterKind::kRowsReady),
@@ -146,7 +146,7 @@ constexpr StageRow refetch_row(Stage stage) {
   StageRow row = dispatch_row(Pass::kBackward);
   row.stage = stage;
   row.name = name(stage);
-  row.place = StagePlace::kRefetch;
+  row.place = StagePlace::kRedispatch;
   row.like = Stage::kDispatch;
   row.writes = {Tensor::kXRows};
   row.waits |= bit_of(CounterKind::kReleased);
@@ -284,7 +284,7 @@ constexpr void add_backward(Graph& g) {
   expand.waits = bit_of(CounterKind::kReleased);
   g.add(expand);
 
-  StageRow refc1 = product_row(kPass, Stage::kRefc1, StagePlace::kAgain);
+  StageRow refc1 = product_row(kPass, Stage::kRefc1, StagePlace::kRecompute);
   refc1.like = Stage::kFc1;
   refc1.when = When::kHDropped;
   refc1.cols = Extent::kIntermediate;

@@ -29,12 +29,12 @@ class CommunicatorImpl {
   CollectiveUse collective_use;
 };
 
-/// A collective call of a group, for as long as this lives. Alone a rank meets nobody: then any
-/// thread may call.
+/// A collective call of a group, for as long as this lives; nothing if it is not `collective`.
+/// Alone a rank meets nobody: then any thread may call.
 class CollectiveCall {
  public:
-  explicit CollectiveCall(CommunicatorImpl& impl) {
-    if (impl.size() > 1) call_.emplace(impl.collective_use);
+  explicit CollectiveCall(CommunicatorImpl& impl, bool collective = true) {
+    if (collective && impl.size() > 1) call_.emplace(impl.collective_use);
   }
 
  private:

@@ -113,7 +113,7 @@ class CpuCommunicator final : public CommunicatorImpl, public Bootstrap {
  private:
   std::shared_ptr<CpuGroup> group_;
   int rank_;
-  int layers_ = 0;
+  std::atomic<int> layers_{0};  // alone in its group, a rank may make layers in several threads
 };
 
 }  // namespace uniep

@@ -95,6 +95,7 @@ ProcessGroup::Peers meet(GroupMember& member) {
     require(member.processes != nullptr, ErrorCode::kUnsupported,
             "the ranks' processes cannot see each other; those of one PID namespace, on Linux 5.3 "
             "or newer, are accepted, and others of one host with a UNIEP_HOST_ID of their own");
+    member.processes->require_complete();
     if (!made) {
       peers.board = board_in(std::make_shared<SharedSegment>(
                                  member.processes->pid(first_here(member)),

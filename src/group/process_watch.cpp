@@ -26,6 +26,7 @@ std::shared_ptr<const ProcessWatch> ProcessWatch::of(int own_rank,
                                                      const RankLayout& layout) {
   const ProcessId& own = ids[static_cast<std::size_t>(own_rank)];
   std::vector<Peer> peers;
+  int error = 0;
   for (std::size_t r = 0; r < ids.size(); ++r) {
     const int rank = static_cast<int>(r);
     const bool is_here = layout.same_host(rank, own_rank);
@@ -33,14 +34,26 @@ std::shared_ptr<const ProcessWatch> ProcessWatch::of(int own_rank,
         ids[r].pid_namespace[0] != '\0' &&
         std::memcmp(ids[r].pid_namespace, own.pid_namespace, sizeof(own.pid_namespace)) == 0;
     if (is_here && !known) return nullptr;
-    Peer peer{.pid = ids[r].pid, .process = Descriptor(), .watched = is_here && rank != own_rank};
+    Peer peer{.pid = ids[r].pid,
+              .process = Descriptor(),
+              .watched = is_here && rank != own_rank && error == 0};
     if (peer.watched) {
       peer.process = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
-      if (!peer.process.valid() && errno != ESRCH) return nullptr;
+      if (!peer.process.valid() && (errno == EMFILE || errno == ENFILE)) {
+        error = errno;
+        peer.watched = false;
+      } else if (!peer.process.valid() && errno != ESRCH) {
+        return nullptr;
+      }
     }
     peers.push_back(std::move(peer));
   }
-  return std::shared_ptr<const ProcessWatch>(new ProcessWatch(std::move(peers)));
+  return std::shared_ptr<const ProcessWatch>(new ProcessWatch(std::move(peers), error));
+}
+
+void ProcessWatch::require_complete() const {
+  require(error_ == 0, ErrorCode::kIo, "the group's processes cannot be watched (",
+          std::strerror(error_), "); more descriptors (ulimit -n) are accepted");
 }
 
 std::optional<std::string> ProcessWatch::end_of(int rank) const {

@@ -28,6 +28,9 @@ class ProcessWatch {
   static std::shared_ptr<const ProcessWatch> of(int own_rank, const std::vector<ProcessId>& ids,
                                                 const RankLayout& layout);
 
+  /// Throws Error(kIo) if this process had too few descriptors left to watch all of them.
+  void require_complete() const;
+
   pid_t pid(int rank) const { return peers_[static_cast<std::size_t>(rank)].pid; }
 
   /// "rank 1 was lost: process 123 ended"; nothing while it runs, is stopped, or is this one. Never
@@ -40,9 +43,10 @@ class ProcessWatch {
     Descriptor process;  // a pidfd; not open: it had ended when the watch was made
     bool watched;
   };
-  explicit ProcessWatch(std::vector<Peer> peers) : peers_(std::move(peers)) {}
+  ProcessWatch(std::vector<Peer> peers, int error) : peers_(std::move(peers)), error_(error) {}
 
   const std::vector<Peer> peers_;
+  const int error_;  // EMFILE or ENFILE, after which nobody else is watched; or 0
 };
 
 }  // namespace uniep

@@ -140,10 +140,20 @@ void note_weights(const Args& args, MemoryOfCall& memory) {
   memory.reads("shared_w2", args.shared_w2);
 }
 
-void note(const ForwardArgs& args, MemoryOfCall& memory) {
-  memory.enters("x", args.x);
-  memory.enters("topk_probs", args.topk_probs);
-  memory.enters("shared_probs", args.shared_probs);
+void note(const Problem& problem, const ForwardArgs& args, MemoryOfCall& memory) {
+  // Some are read where the caller has them, until after the first results.
+  if (problem.shared_experts > 0) {
+    memory.reads("x", args.x);
+  } else {
+    memory.enters("x", args.x);
+  }
+  if (problem.probs == Probs::kAfter) {
+    memory.reads("topk_probs", args.topk_probs);
+    memory.reads("shared_probs", args.shared_probs);
+  } else {
+    memory.enters("topk_probs", args.topk_probs);
+    memory.enters("shared_probs", args.shared_probs);
+  }
   note_weights(args, memory);
   memory.writes("out", args.out);
 }
@@ -305,7 +315,7 @@ void check_wave_events(const WaveEvents& events, int waves) {
             " of this pass is accepted");
   };
   check("before", events.before);
-  check("behind", events.behind);
+  check("after", events.after);
 }
 
 namespace {
@@ -526,7 +536,7 @@ void check_forward_memory(const MemoryNeeds& needs, const SavedData& saved, cons
   const SavedMemory kept(saved, std::min(given, most));
   MemoryOfCall call;
   call.reads("memory.plan", needed_of(memory.plan, needs.plan));
-  note(args, call);
+  note(problem, args, call);
   call.works_in("memory.x_rows", kept.x_rows);
   call.works_in("memory.h", kept.h);
   call.works_in("memory.row_probs", kept.row_probs);

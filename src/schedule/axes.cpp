@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/nearest.h"
 #include "base/quotes.h"
-#include "schedule/launches.h"
+#include "graph/extents.h"
 
 namespace uniep {
 namespace {
@@ -135,8 +135,7 @@ const std::vector<Axis>& make_axes() {
           "dispatch_workers", {0, 1024}, Neutral(1), {{0, 1, 2, 3}, {4, 8, 12, 16, 24, 32, 64}},
           "workers that begin with dispatch where it shares a launch, n times as many on a rank "
           "with n times the rows of an even routing; 0: dispatch tasks stand in the main queue, "
-          "just "
-          "ahead of the tiles that need them",
+          "just ahead of the tiles that need them",
           kWithDispatchers),
       named<&Schedule::dispatch_join>("dispatch_join", {"no", "yes"}, Neutral(true),
                                       "dispatch workers take other tasks when dispatch is done",

@@ -12,6 +12,12 @@ struct Task {
   // dispatch: first pull; GEMM: tile; reduce: token block; wgrad: row tile; send, relay: HostPart
   std::int64_t m = 0;
   std::int64_t n = 0;  // dispatch: pulls; GEMM, wgrad: column tile; send, relay: host
+
+  // Of dispatch and redispatch: pulls [first_pull(), end_pull()).
+  UNIEP_HD std::int64_t first_pull() const { return m; }
+  UNIEP_HD std::int64_t end_pull() const { return m + n; }
+  // Of send and relay.
+  UNIEP_HD int host() const { return static_cast<int>(n); }
 };
 
 /// What the tasks of a block have in common: the grid that they are the tiles of. Fewer than 2^32
@@ -28,7 +34,7 @@ struct HostItems {
   std::int64_t begin = 0, end = 0;
 };
 
-/// Those of a piece that cross to one host.
+/// What of a piece crosses to one host.
 inline UNIEP_HD HostItems items_of_piece(const PassView& v, TileGrid grid, int host, int piece) {
   const HostTables& t = *v.across;
   const std::int64_t* begin = grid == TileGrid::kCrossings ? t.sent_begin : t.returned_begin;
@@ -36,7 +42,7 @@ inline UNIEP_HD HostItems items_of_piece(const PassView& v, TileGrid grid, int h
   return {begin[0], begin[1]};
 }
 
-/// A piece is cut into tasks of `token_block` tokens or rows.
+/// Tasks of a piece, which is cut by `token_block` tokens or rows.
 inline UNIEP_HD std::uint32_t parts_of_piece(const PassView& v, TileGrid grid, int host,
                                              int piece) {
   const auto [begin, end] = items_of_piece(v, grid, host, piece);
@@ -48,7 +54,7 @@ inline UNIEP_HD int other_host(const PassView& v, int i) {
   return (v.layout.host_of(v.rank) + 1 + i) % v.layout.hosts;
 }
 
-/// Of stages whose tasks are for other hosts.
+/// The grid of a block whose tasks are for other hosts.
 inline UNIEP_HD BlockGrid host_grid(const PassView& v, TileGrid grid, int block) {
   BlockGrid all{.first = block};
   for (int i = 0; i + 1 < v.layout.hosts; ++i) {
@@ -98,7 +104,7 @@ inline UNIEP_HD HostPart host_part(const Task& task) {
 }
 inline UNIEP_HD HostItems host_items(const PassView& v, const Task& task) {
   const auto [piece, part] = host_part(task);
-  HostItems items = items_of_piece(v, v.stage(task.stage).grid, static_cast<int>(task.n), piece);
+  HostItems items = items_of_piece(v, v.stage(task.stage).grid, task.host(), piece);
   items.begin += std::int64_t{part} * v.schedule.token_block;
   items.end = min_of<std::int64_t>(items.end, items.begin + v.schedule.token_block);
   return items;

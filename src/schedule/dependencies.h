@@ -39,7 +39,7 @@ inline UNIEP_HD Wait source_wait(const PassView& v, CounterKind kind, int source
 template <class F>
 UNIEP_HD void for_each_source_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
   int last = -1;
-  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
     const int source = v.pulls[i].source;
     if (kMayHaveHosts && !v.is_here(source)) continue;
     if (source != last) f(source_wait(v, kind, source));
@@ -74,7 +74,7 @@ UNIEP_HD void for_each_arrival_wait(const PassView& v, CounterKind kind, const T
 template <class F>
 UNIEP_HD void for_each_crossing_wait(const PassView& v, CounterKind kind, const Task& task, F&& f) {
   std::int64_t last = -1;
-  for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
     const int source = v.pulls[i].source;
     if (v.is_here(source)) continue;
     const std::int32_t piece = v.across->crossing[i];
@@ -86,7 +86,7 @@ UNIEP_HD void for_each_crossing_wait(const PassView& v, CounterKind kind, const 
 
 /// The rank whose tokens a task of relay is of: the one of this rank's rail on the task's host.
 inline UNIEP_HD int relayed_source(const PassView& v, const Task& task) {
-  return v.layout.relay(v.rank, static_cast<int>(task.n));
+  return v.layout.relay(v.rank, task.host());
 }
 
 /// Calls f(Wait) for the ranks of this host that push rows which a task of relay sends back. A sum
@@ -286,7 +286,7 @@ UNIEP_HD void for_each_crossing_signal(const PassView& v, CounterKind kind, cons
   const auto [begin, end] = host_items(v, task);
   const std::int64_t index = v.crossing_index(v.rank, host_part(task).piece);
   for (int local = 0; local < v.layout.local_ranks; ++local) {
-    const int rank = v.layout.rank_at(static_cast<int>(task.n), local);
+    const int rank = v.layout.rank_at(task.host(), local);
     f(Signal{kind, rank, index, static_cast<std::uint32_t>(end - begin)});
   }
 }
@@ -318,7 +318,7 @@ UNIEP_HD void for_each_signal(const PassView& v, CounterKind kind, const Task& t
       return;
     case CounterOf::kRowGroup:
     case CounterOf::kExpertRows:
-      for (std::int64_t i = task.m; i < task.m + task.n; ++i) {
+      for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i) {
         for (int c = 0; c < v.pulls[i].num_rows; ++c) {
           const std::int64_t row = v.pull_rows[v.pulls[i].first_row + c];
           f(row_signal(v, kind, static_cast<std::int32_t>(row)));

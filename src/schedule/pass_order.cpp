@@ -192,11 +192,4 @@ void PassOrder::count_slots() {
   view_.slots_to_peer = slots_to_peer_.data();
 }
 
-Queue::Queue(const PassView& view, const TrackList& tracks) : begin_{0} {
-  for_each_block(view, tracks, [&](const QueueBlock& b) {
-    blocks_.push_back(b);
-    begin_.push_back(begin_.back() + block_draws(view, b));
-  });
-}
-
 }  // namespace uniep

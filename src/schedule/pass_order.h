@@ -6,7 +6,6 @@
 #include "plan/plan_data.h"
 #include "schedule/crossings.h"
 #include "schedule/pass_stages.h"
-#include "schedule/queue.h"
 #include "schedule/returns.h"
 
 namespace uniep {
@@ -46,19 +45,6 @@ class PassOrder {
   std::optional<Crossings> crossings_;
   std::optional<Returns> returns_;
   HostTables across_;
-};
-
-/// The table behind a QueueView.
-class Queue {
- public:
-  Queue(const PassView& view, const TrackList& tracks);
-  QueueView view() const {
-    return {blocks_.data(), begin_.data(), static_cast<int>(blocks_.size())};
-  }
-
- private:
-  std::vector<QueueBlock> blocks_;
-  std::vector<std::int64_t> begin_;
 };
 
 }  // namespace uniep

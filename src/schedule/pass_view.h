@@ -105,9 +105,9 @@ struct TokenBlocks {
 /// and dependencies.h take nothing else, so the CPU backend, CUDA kernels, the simulator and tests
 /// all run the same schedule.
 ///
-/// A *block* is the tiles of one expert in one wave; block q = wave * num_local_experts + slot,
-/// where expert_order[slot] is the expert. Tiles and pulls are stored in the order in which they
-/// are taken, so block q owns a contiguous range of either.
+/// A *block* is the tiles of one expert in one wave; block q = wave * num_local_experts +
+/// position, where expert_order[position] is the expert. Tiles and pulls are stored in the order in
+/// which they are taken, so block q owns a contiguous range of either.
 struct PassView {
   Pass pass = Pass::kForward;
   PassPart part = PassPart::kWhole;

@@ -11,7 +11,7 @@ RowBlocks::RowBlocks(const PassView& view) : view_(view) {
   const auto experts = static_cast<std::size_t>(view.num_ranks * view.routed_experts());
   rows_.assign(experts, 0);
   first_tile_.assign(experts, 0);
-  slot_.resize(experts);
+  position_.resize(experts);
   count_rows();
   for (int rank = 0; rank < view.num_ranks; ++rank) order_experts(rank);
 }
@@ -21,7 +21,7 @@ std::int32_t RowBlocks::block(std::int32_t expert, std::int64_t row) const {
   const std::int64_t count = ceil_div<std::int64_t>(rows_[e], view_.schedule.tile_m);
   const std::int64_t tile = row / view_.schedule.tile_m;
   const int wave = wave_of(view_, count, place_of_tile(tile, first_tile_[e], count));
-  return wave * view_.num_local_experts + slot_[e];
+  return wave * view_.num_local_experts + position_[e];
 }
 
 /// Rows of every expert, and the tile that holds the first one from the starting source or later.
@@ -57,9 +57,9 @@ void RowBlocks::order_experts(int rank) {
   std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
     return stands_before(view_, rows(a), a, rows(b), b);
   });
-  for (std::size_t slot = 0; slot < order.size(); ++slot) {
-    if (view_.is_shared(order[slot])) continue;
-    slot_[static_cast<std::size_t>(first + order[slot])] = static_cast<std::int32_t>(slot);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (view_.is_shared(order[i])) continue;
+    position_[static_cast<std::size_t>(first + order[i])] = static_cast<std::int32_t>(i);
   }
 }
 

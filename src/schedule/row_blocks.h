@@ -41,7 +41,7 @@ class RowBlocks {
   const PassView& view_;
   std::vector<std::int64_t> rows_;        // [experts]
   std::vector<std::int64_t> first_tile_;  // [experts]
-  std::vector<std::int32_t> slot_;        // [experts]: among all of its rank's, shared ones too
+  std::vector<std::int32_t> position_;    // [experts]: among all of its rank's, shared ones too
 };
 
 }  // namespace uniep

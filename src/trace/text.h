@@ -20,10 +20,6 @@ struct TextStyle {
 /// those that Svg::document names; all layout goes by it.
 double text_width(std::string_view text, const TextStyle& style);
 
-/// How far a text reaches above and below its baseline, in units of its size.
-inline constexpr double kAscent = 0.78;
-inline constexpr double kDescent = 0.24;
-
 /// Lines no wider than `width`, broken behind a space, a comma or a slash where there is one. Of
 /// more than `most` lines the rest is cut, and the last one ends with an ellipsis.
 std::vector<std::string> wrapped(std::string_view text, const TextStyle& style, double width,

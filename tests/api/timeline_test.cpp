@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "layer/arguments.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue.h"
 #include "support/layer_group.h"
 #include "support/ran_tasks.h"
 
@@ -36,7 +37,7 @@ struct Recorded : LayerGroup {
   Recorded() : LayerGroup(plain_layer(2, 40), 2) {
     make_layers([](int rank) {
       LayerOptions options{.record_timeline = true};
-      options.faults.max_delay_us = rank == kLateRank ? 100 : 0;
+      options.fault_injection.max_delay_us = rank == kLateRank ? 100 : 0;
       return options;
     });
     make_plans();

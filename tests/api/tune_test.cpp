@@ -180,6 +180,22 @@ TEST(Tune, OptionsThatDifferByRankAreRefused) {
   group.expect_step_works("after an error");
 }
 
+/// Gradients that are added to are kept for the time of the search, which begins with checks.
+TEST(Tune, MainGradientsThatCannotBeReadAreRefusedOnAllRanks) {
+  const TunedCache cache;
+  Tuned group(2, true);
+  for (const std::size_t size : {group.result().main_dw1.size(), std::size_t{1} << 60}) {
+    const auto outcomes = group.attempt([&](int rank) {
+      BackwardArgs args = group.backward_args(rank);
+      if (rank == 1)
+        args.dw1 = ExpertMatrices<float>(std::span(static_cast<float*>(nullptr), size));
+      tune_backward(group.layer(rank), group.saved(rank), args, short_search());
+    });
+    for (const Outcome& outcome : outcomes) expect_names(outcome.what(), "rank 1: dw1 has ");
+  }
+  group.expect_step_works("after refusals");
+}
+
 TEST(Tune, ACacheThatCannotBeWrittenIsSaidBeforeTheSearch) {
   const TemporaryFolder folder;
   Tuned group(2);

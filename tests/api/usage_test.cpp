@@ -29,7 +29,7 @@ struct Steps {
         result(want),
         layer(split.problem(), member,
               {.timeout_ms = 20000,
-               .faults = faults,
+               .fault_injection = faults,
                .schedule = parse_schedule("single,workers=3")}) {}
 
   void run() {
@@ -228,11 +228,15 @@ TEST(Threads, LayersOfOneRankRunSideBySide) {
   const LayerData data = plain_layer(1);
   const Communicator member = Communicator::cpu_group(1)[0];
   const CollectiveUse::Call call(member.impl()->collective_use);
-  std::thread([&] {
-    Steps steps(data, 1, 0, member);
-    steps.run();
-    expect_same_bits(steps.result.out, steps.want.out, "out", "beside another thread's call");
-  }).join();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      Steps steps(data, 1, 0, member);
+      steps.run();
+      expect_same_bits(steps.result.out, steps.want.out, "out", "beside other threads' calls");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Threads, MayTakeTurns) {

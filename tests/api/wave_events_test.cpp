@@ -13,12 +13,12 @@ TEST(WaveEvents, AreAsManyAsThereAreWaves) {
   check_wave_events({}, 0);
   check_wave_events({}, 3);
   check_wave_events({.before = {nullptr, nullptr, nullptr}}, 3);
-  check_wave_events({.behind = {nullptr, nullptr, nullptr}}, 3);
+  check_wave_events({.after = {nullptr, nullptr, nullptr}}, 3);
   expect_invalid("waves.before has 2 events; none, or 3 of this pass is accepted", [] {
     check_wave_events({.before = {nullptr, nullptr}}, 3);
   });
-  expect_invalid("waves.behind has 1 events; none of this pass is accepted",
-                 [] { check_wave_events({.behind = {nullptr}}, 0); });
+  expect_invalid("waves.after has 1 events; none of this pass is accepted",
+                 [] { check_wave_events({.after = {nullptr}}, 0); });
 }
 
 TEST(WaveEvents, AreNoneOnTheCpu) {
@@ -34,12 +34,12 @@ TEST(WaveEvents, AreNoneOnTheCpu) {
                         {.schedule = schedule, .waves = {.before = {nullptr, nullptr, nullptr}}});
   });
   Saved saved = layer.forward(plan, g.forward_args(0));
-  const CallOptions two{.waves = {.behind = {nullptr, nullptr}}};
-  const std::string refused = "rank 0: waves.behind has 2 events; none of this pass is accepted";
+  const CallOptions two{.waves = {.after = {nullptr, nullptr}}};
+  const std::string refused = "rank 0: waves.after has 2 events; none of this pass is accepted";
   expect_invalid(refused, [&] { layer.backward(saved, g.backward_args(0), two); });
   expect_invalid(refused, [&] { layer.backward_data(saved, data_args(g.backward_args(0)), two); });
   layer.backward_data(saved, data_args(g.backward_args(0)));
-  expect_invalid("waves.behind has 2 events; none of this pass is accepted",  // not collective
+  expect_invalid("waves.after has 2 events; none of this pass is accepted",  // not collective
                  [&] { layer.backward_weights(saved, weights_args(g.backward_args(0)), two); });
   layer.backward_weights(saved, weights_args(g.backward_args(0)));
   expect_same_bits(g.result(), reference::contract(g.data()), "with waves");

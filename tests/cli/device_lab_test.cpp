@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "schedule/pass_order.h"
+#include "schedule/queue.h"
 #include "tune/lab/timeline_samples.h"
 
 namespace uniep::tool {

@@ -25,7 +25,7 @@ std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
              ", callers_memory ", o.callers_memory, ", exact_rows ", o.exact_rows, ", row_pool ",
              o.row_pool, ", ring_tiles ", o.ring_tiles, ", gathered_hosts ", o.gathered_hosts,
              ", first_host ", o.first_host, ", slot_rows ", o.slot_rows, ", max_delay_us ",
-             o.layer.faults.max_delay_us, ", forms ", to_string(o.forms));
+             o.layer.fault_injection.max_delay_us, ", forms ", to_string(o.forms));
 }
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
@@ -45,8 +45,8 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
     o.backward_schedule = random_schedule(rng, problem, 4);
     o.main_grad = chance(rng, 30);
     o.main_grad_start = 0.75f;
-    o.layer.faults.max_delay_us = max_delay_us;
-    o.layer.faults.seed = seed;
+    o.layer.fault_injection.max_delay_us = max_delay_us;
+    o.layer.fault_injection.seed = seed;
     o.defer_weights = chance(rng, 30);
     o.weights_schedule = random_schedule(rng, problem, 4);
     o.bf16_main_grad = !o.main_grad && chance(rng, 30);
@@ -54,7 +54,8 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us, bool any
     o.exact_rows = chance(rng, 50);
     o.save = kSaves[rng() % std::size(kSaves)];
     o.recompute_h = chance(rng, 50);
-    if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
+    if (chance(rng, 20))
+      o.layer.fault_injection.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     o.row_pool = !o.callers_memory && chance(rng, 50);
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
     if (chance(rng, 30)) {

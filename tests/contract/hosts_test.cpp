@@ -24,7 +24,7 @@ std::string describe(unsigned seed, const LayerData& d, const RunOptions& o) {
              "\n  forward ", to_string(o.forward_schedule), "\n  backward ",
              to_string(o.backward_schedule), "\n  save ", name(o.save), ", recompute_h ",
              o.recompute_h, ", ring_tiles ", o.ring_tiles, ", max_delay_us ",
-             o.layer.faults.max_delay_us);
+             o.layer.fault_injection.max_delay_us);
 }
 
 void expect_bits(const LayerData& data, const RunOptions& o, const std::string& what) {
@@ -64,14 +64,15 @@ void run_random_cases(unsigned first_seed, int count, int max_delay_us) {
     problem.row_align = o.row_align;
     o.forward_schedule = random_schedule(rng, problem, 4);
     o.backward_schedule = random_schedule(rng, problem, 4);
-    o.layer.faults.max_delay_us = max_delay_us;
-    o.layer.faults.seed = seed;
+    o.layer.fault_injection.max_delay_us = max_delay_us;
+    o.layer.fault_injection.seed = seed;
     o.defer_weights = chance(rng, 20);
     o.weights_schedule = random_schedule(rng, problem, 4);
     o.save = kSaves[rng() % std::size(kSaves)];
     o.recompute_h = chance(rng, 50);
     o.row_pool = chance(rng, 30);
-    if (chance(rng, 20)) o.layer.faults.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
+    if (chance(rng, 20))
+      o.layer.fault_injection.first_count = 0u - static_cast<unsigned>(pick(rng, 1, 500));
     if (!o.defer_weights && chance(rng, 40)) o.ring_tiles = static_cast<int>(pick(rng, 0, 3));
     expect_bits(data, o, describe(seed, data, o));
     if (::testing::Test::HasFailure()) return;

@@ -46,7 +46,8 @@ TEST(Soak, EveryStepHasTheBitsOfTheReferenceAndMemoryDoesNotGrow) {
   run_ranks(group, [&](Communicator& c) {
     FaultInjection faults{.seed = 1, .first_count = 0u - 200};
     if (c.rank() == kStraggler) faults.max_delay_us = 40;
-    layers[static_cast<std::size_t>(c.rank())].emplace(problem, c, LayerOptions{.faults = faults});
+    layers[static_cast<std::size_t>(c.rank())].emplace(problem, c,
+                                                       LayerOptions{.fault_injection = faults});
   });
   const int count = cases(kSteps);
   std::int64_t resident = 0;

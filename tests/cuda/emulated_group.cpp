@@ -180,7 +180,7 @@ void EmulatedGroup::run_pass(Pass pass, Schedule schedule, PassPart part) {
     orders.push_back(std::make_unique<UploadedOrder>(plan.data(), pass, schedule, part));
     const PassView& view = orders.back()->view();
     launchers.emplace_back(
-        device_context(problem_, view, memory(r), limit_ms_, device_faults(faults_, r),
+        device_context(problem_, view, memory(r), limit_ms_, device_injection(fault_injection_, r),
                        CudaErf::kBefore13_2),
         tensors(r, pass),
         PassLauncher::Rows{rows_at_a_time(problem_, plan.padded_rows(), pass), plan.padded_rows()},

@@ -11,6 +11,7 @@
 #include "cuda/pass_memory.h"
 #include "plan/plan_data.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue_table.h"
 #include "support/expert_forms.h"
 #include "workload/split.h"
 
@@ -83,8 +84,8 @@ class UploadedOrder {
     put(view_.slots_to_peer, count(v.num_token_blocks() * v.num_ranks));
     for (int i = 0; i < uniep::num_launches(v); ++i) {
       const Launch launch = launch_at(v, i);
-      queues_.push_back({.comm = upload_queue(Queue(v, launch.comm)),
-                         .main = upload_queue(Queue(v, launch.main))});
+      queues_.push_back({.comm = upload_queue(QueueTable(v, launch.comm)),
+                         .main = upload_queue(QueueTable(v, launch.main))});
     }
   }
 
@@ -99,7 +100,7 @@ class UploadedOrder {
     pointer = reinterpret_cast<const T*>(arrays_.back().data());
   }
 
-  QueueView upload_queue(const Queue& queue) {
+  QueueView upload_queue(const QueueTable& queue) {
     QueueView q = queue.view();
     const auto blocks = static_cast<std::size_t>(q.count);
     put(q.blocks, blocks);
@@ -127,7 +128,7 @@ class EmulatedGroup {
   EmulatedGroup& operator=(const EmulatedGroup&) = delete;
 
   /// Of the passes from now on; `first_count` has no effect here.
-  void inject(const FaultInjection& faults) { faults_ = faults; }
+  void inject(const FaultInjection& injection) { fault_injection_ = injection; }
 
   /// Of every wait of the passes from now on.
   void limit_waits(int limit_ms) { limit_ms_ = limit_ms; }
@@ -173,7 +174,7 @@ class EmulatedGroup {
   float main_grad_start_;
   std::vector<Rank> ranks_;
   std::vector<cudaStream_t> streams_;
-  FaultInjection faults_;
+  FaultInjection fault_injection_;
   int limit_ms_ = 5000;
   int sms_ = 0;
 };

@@ -13,6 +13,7 @@
 #include "cuda/emulated_group.h"
 #include "cuda/gpu_rank.h"
 #include "group/cuda/cuda_communicator.h"
+#include "schedule/queue_table.h"
 #include "support/cases.h"
 #include "support/expect_same.h"
 #include "workload/split.h"
@@ -92,7 +93,7 @@ TEST_F(CudaFaults, DelaysAndWrapsChangeNoBitUnderAnySchedule) {
   for (const Schedule& schedule : cuda_schedules()) {
     for (unsigned seed = 1; seed <= static_cast<unsigned>(uniep::testing::cases(20)); ++seed) {
       const FaultInjection faults{.max_delay_us = 40, .seed = seed, .first_count = 0u - 7 * seed};
-      GpuRank rank(data, single_rank(), {.faults = faults});
+      GpuRank rank(data, single_rank(), {.fault_injection = faults});
       for (int step = 0; step < 2; ++step) {
         uniep::testing::expect_same_bits(
             rank.step(schedule), want,
@@ -136,7 +137,7 @@ class AllTasks {
       const PassView& v = order->view();
       for (int i = 0; i < uniep::num_launches(v); ++i) {
         for (const TrackList& tracks : {launch_at(v, i).comm, launch_at(v, i).main}) {
-          const Queue queue(v, tracks);
+          const QueueTable queue(v, tracks);
           for_each_task(v, queue.view(), [&](const Task& task) { f(v, task); });
         }
       }
@@ -245,7 +246,7 @@ TEST_F(CudaFaults, ALayerReportsWithheldSignalsUnderAnySchedule) {
       if (!can_reach(w)) continue;
       SCOPED_TRACE(cat(text(w), ", ", to_string(schedule)));
       const FaultInjection faults{.withhold_rank = 0, .withhold_stage = w.stage};
-      GpuRank rank(data, single_rank(), {.timeout_ms = kLimitMs, .faults = faults});
+      GpuRank rank(data, single_rank(), {.timeout_ms = kLimitMs, .fault_injection = faults});
       const auto start = std::chrono::steady_clock::now();
       expect_one_of(AllTasks(data, 1, w.pass, schedule).short_waits(faults, w.waiting, kLimitMs),
                     [&] { rank.step(schedule); });
@@ -261,7 +262,7 @@ TEST_F(CudaFaults, WhatWasOnTheStreamBehindAFailureIsNotDone) {
   for (const Schedule& schedule : cuda_schedules()) {
     SCOPED_TRACE(to_string(schedule));
     const FaultInjection faults{.withhold_rank = 0, .withhold_stage = Stage::kDfc2};
-    GpuRank rank(data, single_rank(), {.timeout_ms = kLimitMs, .faults = faults},
+    GpuRank rank(data, single_rank(), {.timeout_ms = kLimitMs, .fault_injection = faults},
                  {.main_grad = true});
     rank.plan();
     rank.forward(schedule);

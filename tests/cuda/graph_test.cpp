@@ -22,7 +22,7 @@ constexpr int kLimitMs = 8000;
 constexpr int kCulprit = 1;
 
 LayerOptions on(const Stream& stream, const FaultInjection& faults = {}) {
-  return {.timeout_ms = kLimitMs, .cuda_stream = stream.get(), .faults = faults};
+  return {.timeout_ms = kLimitMs, .cuda_stream = stream.get(), .fault_injection = faults};
 }
 
 /// To be captured: `rank` keeps plan and saved for the replays.

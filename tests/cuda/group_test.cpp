@@ -39,7 +39,7 @@ TEST_P(CudaGroupOfAnySize, DelaysAndWrappingCountersChangeNoBit) {
       const FaultInjection faults{.max_delay_us = 100, .seed = seed, .first_count = 0u - 5 * seed};
       const GpuRankOptions kept{.save = kSaves[seed % std::size(kSaves)],
                                 .recompute_h = seed % 5 >= 3};
-      GpuRank rank(data, c, {.faults = faults}, kept);
+      GpuRank rank(data, c, {.fault_injection = faults}, kept);
       for (const Schedule& schedule : cuda_schedules()) {
         for (int step = 0; step < 4; ++step) {
           const std::string tensor = difference(rank.step(schedule), want);

@@ -1,8 +1,9 @@
-// The order kernel against PassOrder and Queue, array by array.
+// The order kernel against PassOrder and QueueTable, array by array.
 #include <gtest/gtest.h>
 
 #include "cuda/plan_ranks.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue_table.h"
 #include "support/cases.h"
 #include "support/ring_rows.h"
 
@@ -14,7 +15,7 @@ void expect_queues(const PassView& want, const cuda::DeviceOrder& got) {
   for (int q = 0; q < got.num_queues; ++q) {
     SCOPED_TRACE(cat("queue ", q));
     const Launch launch = launch_at(want, q / 2);
-    const Queue queue(want, q % 2 == 0 ? launch.comm : launch.main);
+    const QueueTable queue(want, q % 2 == 0 ? launch.comm : launch.main);
     const QueueView view = queue.view();
     ASSERT_EQ(got.queue_size(q), view.count);
     expect_equal(view.blocks, got.blocks_of(q), view.count, "queue_blocks");

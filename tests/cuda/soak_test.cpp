@@ -132,7 +132,7 @@ Memory memory_in_use() {
 std::string soak(const Communicator& c, bool sharing) {
   const SoakSteps steps(c.size(), 264, 136);
   const FaultInjection faults{.max_delay_us = 20, .seed = 7, .first_count = 0u - 500};
-  SoakLayer disturbed(steps, c, {.timeout_ms = 20000, .faults = faults});
+  SoakLayer disturbed(steps, c, {.timeout_ms = 20000, .fault_injection = faults});
   SoakLayer sequential(steps, c, {.timeout_ms = 20000});
   Rng own(static_cast<unsigned>(c.rank()));
   Memory warm;

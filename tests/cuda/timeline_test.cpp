@@ -10,6 +10,7 @@
 #include "cuda/gpu_rank.h"
 #include "group/cuda/cuda_communicator.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue.h"
 #include "support/ran_tasks.h"
 #include "workload/split.h"
 #include "workload/synthetic.h"

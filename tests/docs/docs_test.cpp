@@ -35,13 +35,13 @@ std::string neutral_text(const AxisInfo& axis) {
 
 std::string axes_table() {
   std::string table =
-      "| axis | values | default, CPU | default, CUDA | neutral | scope | bit-neutral | meaning |\n"
-      "|---|---|---|---|---|---|---|---|\n";
+      "| axis | values | default, CPU | default, CUDA | neutral | scope | meaning |\n"
+      "|---|---|---|---|---|---|---|\n";
   for (const AxisInfo& a : schedule_axes()) {
-    table += cat("| `", a.name, "` | ", values_text(a), " | ", axis_value_text(a, a.default_value),
-                 " | ", axis_value_text(a, a.cuda_default), " | ", neutral_text(a), " | ",
-                 a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ",
-                 a.bit_neutral ? "yes" : "no", " | ", a.meaning, " |\n");
+    table +=
+        cat("| `", a.name, "` | ", values_text(a), " | ", axis_value_text(a, a.default_value),
+            " | ", axis_value_text(a, a.cuda_default), " | ", neutral_text(a), " | ",
+            a.scope == AxisScope::kLaunch ? "launch" : "compile-time", " | ", a.meaning, " |\n");
   }
   return table;
 }

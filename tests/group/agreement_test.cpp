@@ -178,6 +178,28 @@ TEST_P(Agreement, TensorsWithoutAnAddress) {
   group_.expect_step_works("after refusals");
 }
 
+/// Reduce reads probabilities where the caller has them, after it has written other tokens'
+/// results.
+TEST(AgreementOfProbs, ResultsInTheMemoryOfProbabilitiesBehindFc2) {
+  LayerData data = plain_layer(kRanks);
+  data.probs = Probs::kAfter;
+  LayerGroup group(data, kRanks);
+  group.make_layers();
+  group.make_plans();
+  for (const Outcome& outcome : group.attempt([&](int rank) {
+         ForwardArgs args = group.forward_args(rank);
+         if (rank == 1) {
+           auto* const probs = const_cast<float*>(args.topk_probs.data());
+           args.out = {reinterpret_cast<bf16*>(probs), args.out.size()};
+         }
+         group.layer(rank).forward(group.plan(rank), args);
+       })) {
+    EXPECT_STATES(outcome.what(),
+                  "rank 1: out shares memory with topk_probs; memory of its own is accepted");
+  }
+  group.expect_step_works("after a refusal");
+}
+
 /// Where `tensor` begins.
 std::span<bf16> in_place_of(const ExpertMatrices<const bf16>& tensor, std::size_t size) {
   return {const_cast<bf16*>(tensor.data()), size};

@@ -249,7 +249,7 @@ TEST_P(WithheldSignal, IsReportedWithAllItsNumbersAndEndsEveryRank) {
     g.make_layers([&](int rank) {
       return LayerOptions{
           .timeout_ms = rank == withheld.waiting_rank ? short_limit_ms() : kLongLimitMs,
-          .faults = {.withhold_rank = kCulprit, .withhold_stage = withheld.stage}};
+          .fault_injection = {.withhold_rank = kCulprit, .withhold_stage = withheld.stage}};
     });
 
     std::atomic<int> inside{0};
@@ -293,8 +293,9 @@ TEST(Failure, OfSeveralWorkersThatGiveUpTheFirstIsHeardEverywhere) {
   for (int repeat = 0; repeat < 5; ++repeat) {
     LayerGroup g(plain_layer(2), 2);
     g.make_layers([](int rank) {
-      return LayerOptions{.timeout_ms = rank == 0 ? 60 : kLongLimitMs,
-                          .faults = {.withhold_rank = 0, .withhold_stage = Stage::kDispatch}};
+      return LayerOptions{
+          .timeout_ms = rank == 0 ? 60 : kLongLimitMs,
+          .fault_injection = {.withhold_rank = 0, .withhold_stage = Stage::kDispatch}};
     });
     g.make_plans();
     Schedule schedule = schedule_of("single");

@@ -149,7 +149,7 @@ TEST_P(ManySteps, OfChangingBatchesAndSchedulesOnOneLayer) {
   std::vector<std::optional<Layer>> layers(kSize);
   run_ranks(group, [&](Communicator& c) {
     layers[static_cast<std::size_t>(c.rank())].emplace(
-        problem, c, LayerOptions{.faults = {.first_count = GetParam()}});
+        problem, c, LayerOptions{.fault_injection = {.first_count = GetParam()}});
   });
   for (int step = 0; step < steps; ++step) {
     const LayerData batch = random_batch(rng, layer_data);

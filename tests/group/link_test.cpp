@@ -172,7 +172,7 @@ TEST(EmulatedLink, ErrorsWhilePushesAreUnderWayTouchNoFreedMemory) {
   for (const int withhold_rank : {-1, 1}) {  // reduce gives up; a rank does while others push
     LayerGroup g(plain_layer(3), 3);
     g.make_layers([&](int) {
-      return LayerOptions{.timeout_ms = 120, .faults = {.withhold_rank = withhold_rank}};
+      return LayerOptions{.timeout_ms = 120, .fault_injection = {.withhold_rank = withhold_rank}};
     });
     g.make_plans();
     Schedule schedule;

@@ -109,8 +109,9 @@ TEST_P(ProcessRanks, GiveTheBitsOfThreadsUnderAnySchedules) {
       EXPECT_EQ(member.rank(), rank);
       EXPECT_EQ(member.size(), ranks);
       EXPECT_EQ(member.backend(), Backend::kCpu);
-      Layer layer(split.problem(), member,
-                  {.faults = {.max_delay_us = static_cast<int>(seed % 2) * 300, .seed = seed}});
+      Layer layer(
+          split.problem(), member,
+          {.fault_injection = {.max_delay_us = static_cast<int>(seed % 2) * 300, .seed = seed}});
       for (std::size_t i = 0; i < steps.size(); ++i) {
         expect_step(layer, split, rank, want, steps[i],
                     cat("seed ", seed, ", step ", i, ", ", to_string(steps[i].forward), "; ",
@@ -258,8 +259,9 @@ TEST(ProcessGroup, WhoIsDoneMayLeaveWhileOthersStillWork) {
         setenv("UNIEP_CPU_LINK_LATENCY_US", "100000", 1);
         const bool slow = rank == 1;
         {
-          Layer layer(g.split.problem(), g.join(rank),
-                      {.timeout_ms = kLongLimitMs, .faults = {.max_delay_us = slow ? 20000 : 0}});
+          Layer layer(
+              g.split.problem(), g.join(rank),
+              {.timeout_ms = kLongLimitMs, .fault_injection = {.max_delay_us = slow ? 20000 : 0}});
           expect_step(layer, g.split, rank, g.want, {}, "the last step");
           // With a link, what is under way needs somebody who delivers it.
           if (!goodbye && link[0] == '\0') _exit(::testing::Test::HasFailure() ? 2 : 0);
@@ -292,7 +294,7 @@ std::string why_rank_0_stops(const std::function<void()>& farewell) {
     {
       Layer layer(g.split.problem(), g.join(rank),
                   {.timeout_ms = kLongLimitMs,
-                   .faults = {.withhold_rank = 1, .withhold_stage = Stage::kFc2}});
+                   .fault_injection = {.withhold_rank = 1, .withhold_stage = Stage::kFc2}});
       LayerResult result = g.want;
       const RoutingPlan plan = layer.plan(g.split.topk_ids(rank));
       layer.forward(plan, g.split.forward_args(rank, result), parse_schedule("single"));
@@ -395,7 +397,7 @@ Crew::Body steps_for_ever(const SmallGroup& g, const Common<std::atomic<int>>& m
       ++*met;
     };
     Layer layer(g.split.problem(), Communicator::from_callbacks(options),
-                {.faults = {.max_delay_us = seed % 3 == 0 ? 500 : 0, .seed = seed},
+                {.fault_injection = {.max_delay_us = seed % 3 == 0 ? 500 : 0, .seed = seed},
                  .schedule = Schedule{}});
     for (;;) expect_step(layer, g.split, rank, g.want, {}, "before the kill");
     return std::string("no error");

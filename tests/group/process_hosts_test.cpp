@@ -135,7 +135,8 @@ TEST_P(ProcessHosts, GiveTheBitsOfOneHostAndShareNoMemory) {
     const Common<MeetingPlace> place;
     Crew crew(ranks, [&](int rank) {
       Steps steps(data, want, join(*place, rank, ranks, hosts),
-                  {.faults = {.max_delay_us = static_cast<int>(seed / 2 % 2) * 300, .seed = seed}});
+                  {.fault_injection = {.max_delay_us = static_cast<int>(seed / 2 % 2) * 300,
+                                       .seed = seed}});
       for (const Schedule& s : schedules) steps.run(s, cat("seed ", seed, ", ", to_string(s)));
       const int local = ranks / hosts;
       std::set<std::string> own;
@@ -187,8 +188,9 @@ TEST(DisturbedHosts, OneWhoseTasksAreLateChangesNoBit) {
   const Common<MeetingPlace> place;
   Crew crew(8, [&](int rank) {
     const int delay_us = rank / 2 == 2 ? 2000 : 0;  // of host 2
-    Steps steps(data, want, join(*place, rank, 8, 4),
-                {.faults = {.max_delay_us = delay_us, .seed = static_cast<unsigned>(rank)}});
+    Steps steps(
+        data, want, join(*place, rank, 8, 4),
+        {.fault_injection = {.max_delay_us = delay_us, .seed = static_cast<unsigned>(rank)}});
     for (int i = 0; i < 3; ++i) steps.run(parse_schedule("single"), cat("step ", i));
     return std::string("fine");
   });

@@ -59,7 +59,7 @@ class LayerConfig(ctypes.Structure):
 
 
 class WaveEvents(ctypes.Structure):
-    _fields_ = (("before", c_void_p), ("behind", c_void_p), ("count", c_int32))
+    _fields_ = (("before", c_void_p), ("after", c_void_p), ("count", c_int32))
 
 
 class ForwardCall(ctypes.Structure):

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "schedule/queue.h"
 #include "schedule/random_pass.h"
 #include "schedule/roles.h"
 #include "support/cases.h"
@@ -20,9 +21,9 @@ namespace uniep::testing {
 using CounterKey = std::tuple<CounterKind, int, std::int64_t>;  // kind, rank, index
 
 /// One rank: its launches one after another, each with queues that its workers share.
-class SimulatedRank {
+class InterleavedRank {
  public:
-  SimulatedRank(const PassView& view, int workers) : v_(view), workers_(workers) {
+  InterleavedRank(const PassView& view, int workers) : v_(view), workers_(workers) {
     begin_launch(0);
   }
 
@@ -139,7 +140,7 @@ class Interleaving {
  private:
   void publish(int rank) {
     data_.publish(rank);
-    for (const SimulatedRank& r : ranks_) {
+    for (const InterleavedRank& r : ranks_) {
       counts_[{CounterKind::kPublished, r.view().rank, rank}] += 1;
     }
   }
@@ -155,7 +156,7 @@ class Interleaving {
     return all;
   }
 
-  void step(SimulatedRank& rank, int worker) {
+  void step(InterleavedRank& rank, int worker) {
     const PassView& v = rank.view();
     const Task task = *rank.task_of(worker);
     ASSERT_TRUE(data_.inputs_written(v, task))
@@ -199,7 +200,7 @@ class Interleaving {
 
   Data& data_;
   Rng rng_;
-  std::vector<SimulatedRank> ranks_;
+  std::vector<InterleavedRank> ranks_;
   std::map<CounterKey, std::uint64_t> counts_;
   std::map<CounterKey, std::uint64_t> waited_for_;
 };

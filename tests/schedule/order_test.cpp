@@ -6,6 +6,7 @@
 #include <set>
 
 #include "schedule/pass_order.h"
+#include "schedule/queue_table.h"
 #include "schedule/random_pass.h"
 #include "schedule/roles.h"
 
@@ -491,7 +492,7 @@ std::vector<std::uint32_t> draws_of_weights(std::int64_t rows, int wgrad_run) {
   const PassView& v = p.view(0);
   std::vector<std::uint32_t> counts;
   for (int i = 0; i < num_launches(v); ++i) {
-    const Queue queue(v, launch_at(v, i).main);
+    const QueueTable queue(v, launch_at(v, i).main);
     for (std::int64_t d = 0; d < queue.view().size(); ++d) {
       const Draw draw = queue_draw(v, queue.view(), d);
       if (v.stage(draw.stage).grid == TileGrid::kWeightTiles) {

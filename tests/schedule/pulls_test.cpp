@@ -13,6 +13,7 @@
 #include "schedule/launches.h"
 #include "schedule/pass_order.h"
 #include "schedule/queue.h"
+#include "schedule/queue_table.h"
 #include "uniep/routing_plan.h"
 
 namespace uniep {
@@ -76,7 +77,7 @@ class Ranks {
     if (launch == num_launches(v)) return;
     const Launch tracks = launch_at(v, launch);
     for (const TrackList* list : {&tracks.comm, &tracks.main}) {
-      const Queue queue(v, *list);
+      const QueueTable queue(v, *list);
       for_each_task(v, queue.view(), [&](const Task& task) { left_[rank].push_back(task); });
     }
     if (left_[rank].empty()) begin(rank, launch + 1);

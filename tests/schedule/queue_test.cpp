@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "schedule/queue_table.h"
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 
@@ -32,7 +33,7 @@ std::vector<Task> all_tasks(const PassView& v) {
 }
 
 void expect_found(const PassView& v, const TrackList& tracks) {
-  const Queue queue(v, tracks);
+  const QueueTable queue(v, tracks);
   const std::vector<Task> want = tasks_of(v, tracks);
   std::vector<Task> got;
   for_each_task(v, queue.view(), [&](const Task& task) { got.push_back(task); });

@@ -9,6 +9,7 @@
 
 #include "schedule/dependencies.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue.h"
 #include "schedule/tasks_of_block.h"
 #include "support/cases.h"
 #include "support/random_routing.h"

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "schedule/open_sizes.h"
+#include "schedule/queue.h"
 #include "schedule/random_pass.h"
 
 namespace uniep::testing {
@@ -49,7 +50,7 @@ TEST(TokenWaves, NoLaunchReadsTokensThatComeLater) {
       for (const TrackList* queue : {&launch.comm, &launch.main}) {
         for (const Task& task : tasks_of(v, *queue)) {
           if (v.stage(task.stage).grid != TileGrid::kPulls) continue;
-          for (std::int64_t p = task.m; p < task.m + task.n; ++p) {
+          for (std::int64_t p = task.m; p < task.end_pull(); ++p) {
             const Pull& pull = v.pulls[p];
             ASSERT_LE(distance(v, host_of(v, pull.token)), i);
             ASSERT_TRUE(came.contains(pull.source * v.most_tokens + pull.token));

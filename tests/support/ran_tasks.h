@@ -8,6 +8,7 @@
 
 #include "schedule/launches.h"
 #include "schedule/queue.h"
+#include "schedule/queue_table.h"
 #include "uniep/timeline.h"
 
 namespace uniep::testing {
@@ -21,7 +22,7 @@ inline std::vector<Ran> tasks_of(const PassView& v, std::int64_t first_expert) {
   for (int i = 0; i < num_launches(v); ++i) {
     const Launch launch = launch_at(v, i);
     for (const TrackList& tracks : {launch.comm, launch.main}) {
-      const Queue queue(v, tracks);
+      const QueueTable queue(v, tracks);
       for_each_task(v, queue.view(), [&](const Task& t) {
         const std::int64_t expert = t.expert < 0 ? -1 : first_expert + t.expert;
         tasks.emplace_back(t.stage, expert, t.tile, launch_number(v, i));

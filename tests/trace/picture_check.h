@@ -27,6 +27,10 @@ struct Box {
   }
 };
 
+/// How far a text reaches above and below its baseline, in units of its size.
+inline constexpr double kAscent = 0.78;
+inline constexpr double kDescent = 0.24;
+
 /// What is wrong with a picture, as a reader of it would see: broken XML, no title, numbers that
 /// are none, shapes or text beyond its edges, text on text, text that does not stand out.
 class PictureCheck {

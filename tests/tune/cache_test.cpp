@@ -474,6 +474,8 @@ TEST(TuneCache, NumbersThatAreNoCountsAreRefused) {
                                  {"\"ranks\": 2", "\"ranks\": 0"},
                                  {"\"hosts\": 1", "\"hosts\": 0"},
                                  {"\"hosts\": 1", "\"hosts\": 1.5"},
+                                 {"\"hosts\": 1", "\"hosts\": 65"},
+                                 {"\"gathered_hosts\": 1", "\"gathered_hosts\": 4097"},
                                  {"\"experts\": 16", "\"experts\": 16.7"},
                                  {"\"tokens\": 512", "\"tokens\": 512.9"},
                                  {"\"tokens\": 512", "\"tokens\": 18446744073709551615"},

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "schedule/queue.h"
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "tune/lab/timeline_samples.h"

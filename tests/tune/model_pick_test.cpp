@@ -57,6 +57,8 @@ struct PickCase {
   std::int64_t max_tokens;
   int num_experts;
   double skew;
+  int topk = kGpuLayer.topk;
+  int gathered_hosts = 1;
 };
 
 class QuickPick : public ::testing::TestWithParam<PickCase> {};
@@ -65,12 +67,16 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(PickCase{"no tokens", 0, 32, 0}, PickCase{"one token", 1, 32, 0},
                       PickCase{"more tokens than any GPU holds", 1 << 26, 32, 0},
                       PickCase{"fewer experts than topk", 64, 4, 0},
-                      PickCase{"all rows on one rank", 4096, 32, 20}));
+                      PickCase{"all rows on one rank", 4096, 32, 20},
+                      PickCase{"three hosts", 24, 32, 0, 8, 3},
+                      PickCase{"two hosts, topk 6", 1 << 15, 32, 0, 6, 2}));
 
 TEST_P(QuickPick, CanRunAndComesBack) {
   Problem problem = kGpuLayer;
   problem.max_tokens = GetParam().max_tokens;
   problem.num_experts = GetParam().num_experts;
+  problem.topk = GetParam().topk;
+  problem.gathered_hosts = GetParam().gathered_hosts;
   TuneKey key = key_of(4, problem);
   key.skew = GetParam().skew;
   const auto start = std::chrono::steady_clock::now();

@@ -18,7 +18,7 @@ using uniep::testing::write_file;
 constexpr const char* kSearch = "tiny,tokens=5, skew 0";
 
 Session session() {
-  Session s{.key = {}, .search = kSearch, .date = "2026-11-23T00:00:00Z", .candidates = {}};
+  Session s{.key = {}, .identity = kSearch, .date = "2026-11-23T00:00:00Z", .candidates = {}};
   s.candidates.push_back({parse_schedule("single"), 0, {1.5, 1.25}, false});
   s.candidates.push_back({parse_schedule("two-kernel,tile_m=32"), 2.5, {}, true});
   return s;
@@ -94,7 +94,7 @@ TEST(Session, IsDescribedWhateverSearchItIsOf) {
                                   }));
   const StoredSession s = describe_session(path);
   EXPECT_EQ(s.date, "2026-11-23T00:00:00Z");
-  EXPECT_NE(s.search.find(kSearch), std::string::npos);
+  EXPECT_NE(s.identity.find(kSearch), std::string::npos);
   EXPECT_EQ(s.candidates, 2u);
   EXPECT_EQ(s.measured, 2u);
   EXPECT_EQ(s.problem, "");

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "schedule/queue_table.h"
 #include "schedule/random_pass.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
@@ -353,7 +354,7 @@ TEST(Simulate, EveryScheduleEndsAndRunsEveryTaskOnce) {
       for (int i = 0; i < num_launches(p.view(r)); ++i) {
         const Launch launch = launch_at(p.view(r), i);
         for (const TrackList* tracks : {&launch.comm, &launch.main}) {
-          const Queue queue(p.view(r), *tracks);
+          const QueueTable queue(p.view(r), *tracks);
           for_each_task(p.view(r), queue.view(), [&](const Task&) { ++tasks; });
         }
       }

@@ -53,9 +53,9 @@ class Peer {
   const SymmetricLayout& layout_;
 };
 
-/// LayerOptions::faults as the kernels of one pass on one rank see them; device/faults.cuh uses
-/// them.
-struct DeviceFaults {
+/// LayerOptions::fault_injection as the kernels of one pass on one rank see them;
+/// device/fault_injection.cuh uses them.
+struct DeviceFaultInjection {
   std::uint32_t max_delay_us = 0;
   std::uint32_t salt = 0;               // of the delays: differs by seed and rank ...
   const std::uint32_t* pass = nullptr;  // [1]: ... and pass
@@ -85,7 +85,7 @@ struct DeviceContext {
   std::uint32_t* failed = nullptr;  // not 0 when `failure` was recorded; in this rank's memory
   std::uint32_t limit_ticks[kNumCounterKinds]{};  // of waits, by CounterKind, in units of 1024 ns
   CallState* calls = nullptr;                     // this rank's; null in tests without one
-  DeviceFaults faults{};
+  DeviceFaultInjection fault_injection{};
   DeviceTrace trace{};
 
   TensorTable tensors{};
@@ -135,9 +135,9 @@ struct DeviceContext {
 struct LaunchQueues {
   QueueView comm{};
   QueueView main{};
-  int launch = 0;                   // launch_number of it
-  std::uint32_t* ticket = nullptr;  // tasks of `main` that were taken; 0 when the launch begins
-  Roles even{};                     // of its CTAs, under an even routing
+  int launch = 0;                  // launch_number of it
+  std::uint32_t* drawn = nullptr;  // draws taken of `main`; 0 when the launch begins
+  Roles even{};                    // of its CTAs, under an even routing
 };
 
 }  // namespace uniep::cuda

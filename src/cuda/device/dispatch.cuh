@@ -1,7 +1,7 @@
 #pragma once
 
 #include "base/row_factors.h"
-#include "cuda/device/dispatch_pieces.cuh"
+#include "cuda/device/dispatch_chunks.cuh"
 #include "cuda/device/dispatch_shape.h"
 #include "cuda/device/scaled_rows.cuh"
 #include "cuda/device/sm90/tile_shape.h"
@@ -13,20 +13,20 @@
 
 namespace uniep::cuda {
 
-// Dispatch: every warp pulls tokens by bulk copy into its slots in shared memory, as many under way
-// as there are slots, and stores each to all of its local rows. Nothing else waits for memory:
-// pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers are read
-// while the token before is stored; and counters are raised some pulls behind, four at a time. Only
-// in its first task a warp waits for its stores, behind each 32 pulls or fewer, since by then all
-// other SMs wait for these.
+// Dispatch: every warp pulls tokens by bulk copy into its buffers in shared memory, as many under
+// way as there are buffers, and stores each to all of its local rows. Nothing else waits for
+// memory: pulls are read a task at a time, a lane each, the next task's ahead of time; row numbers
+// are read while the token before is stored; and counters are raised some pulls behind, four at a
+// time. Only in its first task a warp waits for its stores, behind each 32 pulls or fewer, since by
+// then all other SMs wait for these.
 
-inline constexpr int kWarpSlotBytes = 18944;
-inline constexpr int kPullBytes = kWarpSlotBytes / 2;  // most of a token at a time
-inline constexpr int kMaxPullSlots = 8;
+inline constexpr int kWarpBufferBytes = 18944;
+inline constexpr int kPullBytes = kWarpBufferBytes / 2;  // most of a token at a time
+inline constexpr int kMaxPullBuffers = 8;
 
 struct DispatchShared {
-  alignas(128) std::uint8_t slots[kDispatchWarps][kWarpSlotBytes];
-  std::uint64_t full[kDispatchWarps][kMaxPullSlots];
+  alignas(128) std::uint8_t buffers[kDispatchWarps][kWarpBufferBytes];
+  std::uint64_t full[kDispatchWarps][kMaxPullBuffers];
 };
 
 // All but forward's dispatch wait for room in a ring of rows, if there is one; other than for that,
@@ -57,12 +57,12 @@ class DispatchWarp {
         dispatchers_(dispatchers),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        slots_(shared.slots[warp_]),
+        buffers_(shared.buffers[warp_]),
         full_(shared.full[warp_]),
         token_bytes_(ctx.view.stage(Stage::kDispatch).wire.pulled_token),
-        pieces_(ceil_div(token_bytes_, kPullBytes)),
-        slot_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
-        num_slots_(min_of(kWarpSlotBytes / slot_bytes_, kMaxPullSlots)),
+        chunks_(ceil_div(token_bytes_, kPullBytes)),
+        buffer_bytes_(round_up(min_of(token_bytes_, kPullBytes), 128)),
+        num_buffers_(min_of(kWarpBufferBytes / buffer_bytes_, kMaxPullBuffers)),
         keeps_tokens_(kKinds.saves && keeps_received(ctx.view.choice)),
         in_ring_(kKinds.ring && ctx.view.ring_rows > 0),
         // Neighbours pull from one rank: what lies in the local memory does not queue behind
@@ -70,13 +70,13 @@ class DispatchWarp {
         next_task_(std::int64_t{blockIdx.x} * kDispatchWarps + warp_),
         trace_(ctx.trace, static_cast<int>(gridDim.x + blockIdx.x * kDispatchWarps) + warp_) {
     if (lane_ == 0) {
-      for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_init(&full_[i], 1);
+      for (int i = 0; i < num_buffers_; ++i) ptx::mbarrier_init(&full_[i], 1);
       ptx::mbarrier_init_fence();
     }
     __syncwarp();
   }
 
-  /// Runs this warp's tasks: pulls and their pieces in order, loads ahead of stores.
+  /// Runs this warp's tasks: pulls and their chunks in order, loads ahead of stores.
   __device__ __forceinline__ void run() {
     current_ = read_batch();
     upcoming_ = read_batch();
@@ -87,7 +87,7 @@ class DispatchWarp {
   }
 
  private:
-  static constexpr int kGroup = PieceRows::kPieces;
+  static constexpr int kGroup = ChunkRows::kChunks;
   /// Lanes below have a row of the pull each.
   static constexpr int kKeepingLane = 31;
   static_assert(kMaxTopk <= kKeepingLane);
@@ -129,7 +129,7 @@ class DispatchWarp {
                                         ctx_.view.tokens_per_expert[task.expert] - 1);
     }
     if (lane_ < pulls) {
-      batch.pull = ctx_.view.pulls[task.m + next_pull_ + lane_];
+      batch.pull = ctx_.view.pulls[task.first_pull() + next_pull_ + lane_];
       if constexpr (kKinds.saves || kKinds.refetches) find_received(batch);
     }
     batch.pulls = pulls;
@@ -162,8 +162,8 @@ class DispatchWarp {
     if (current_.expert > roomy_) return 0;
     return current_.pulls + (upcoming_.expert > roomy_ ? 0 : upcoming_.pulls);
   }
-  __device__ __forceinline__ int bytes_of(int piece) const {
-    return min_of(kPullBytes, token_bytes_ - piece * kPullBytes);
+  __device__ __forceinline__ int bytes_of(int chunk) const {
+    return min_of(kPullBytes, token_bytes_ - chunk * kPullBytes);
   }
 
   /// This lane's row of a pull, or place; kNoRow in the other lanes.
@@ -205,7 +205,7 @@ class DispatchWarp {
     ptx::bulk_wait<0>();
     fence_signals();
     signal(unsignalled_);
-    unsignalled_ = PieceRows::none_of(current_);
+    unsignalled_ = ChunkRows::none_of(current_);
     int ready = 1;
     if (lane_ == 0) {
       const Task task = task_at(current_.task);
@@ -235,17 +235,17 @@ class DispatchWarp {
     }
   }
 
-  /// Up to kGroup pieces of the current batch, then the signals of the group before, and behind
+  /// Up to kGroup chunks of the current batch, then the signals of the group before, and behind
   /// the last group of a batch of the first task those of both. False: a wait expired.
   /// Nothing here is unrolled: what takes time is the number of instructions.
   __device__ __forceinline__ bool run_group() {
     if (in_ring() && current_.expert > roomy_ && !wait_for_room()) return false;
-    PieceRows rows = PieceRows::none_of(current_);
+    ChunkRows rows = ChunkRows::none_of(current_);
     const bool first_task = current_.task < std::int64_t{kDispatchWarps} * dispatchers_;
     int stored = 0;
 #pragma unroll 1
     for (;;) {
-      if (!fill_slots()) return false;
+      if (!fill_buffers()) return false;
       if (stored == kGroup || store_.pull == current_.pulls) break;
       const int row = store();
       ptx::bulk_commit();
@@ -266,19 +266,19 @@ class DispatchWarp {
     for (int more = at_once ? 1 : 0; more >= 0; --more) {
       signal(unsignalled_);
       unsignalled_ = rows;
-      rows = PieceRows::none_of(current_);
+      rows = ChunkRows::none_of(current_);
     }
     return true;
   }
 
-  /// Asks for pieces until all slots are in use.
-  __device__ __forceinline__ bool fill_slots() {
-    // With few slots the stores of the last piece are waited for, until they have been read; else
+  /// Asks for chunks until all buffers are in use.
+  __device__ __forceinline__ bool fill_buffers() {
+    // With few buffers the stores of the last chunk are waited for, until they have been read; else
     // only those before.
-    const int most = num_slots_ - (num_slots_ >= 4 ? 1 : 0);
+    const int most = num_buffers_ - (num_buffers_ >= 4 ? 1 : 0);
     const int end = pulls_with_room();
     if (under_way_ >= most || load_.pull >= end) return true;
-    if (num_slots_ >= 4) {
+    if (num_buffers_ >= 4) {
       ptx::bulk_wait_read<1>();
     } else {
       ptx::bulk_wait_read<0>();
@@ -305,24 +305,24 @@ class DispatchWarp {
       });
     }
     __syncwarp();
-    ptx::fence_proxy_async();  // by all lanes, each of which will ask for pieces
+    ptx::fence_proxy_async();  // by all lanes, each of which will ask for chunks
     return __shfl_sync(kWholeWarp, ready, 0) != 0;
   }
 
-  /// Asks for the next piece, by the lane that has its pull.
+  /// Asks for the next chunk, by the lane that has its pull.
   __device__ __forceinline__ bool load() {
     const bool later = load_.pull >= current_.pulls;
     const PullBatch& batch = later ? upcoming_ : current_;
     const int pull = later ? load_.pull - current_.pulls : load_.pull;
-    if (pull == 0 && load_.piece == 0 && !wait_for_sources(batch)) return false;
+    if (pull == 0 && load_.chunk == 0 && !wait_for_sources(batch)) return false;
     if (lane_ == pull) {
-      const int bytes = bytes_of(load_.piece);
+      const int bytes = bytes_of(load_.chunk);
       const auto* token = reinterpret_cast<const std::byte*>(token_of(batch, batch.pull));
-      ptx::mbarrier_arrive_expect(&full_[load_.slot], bytes);
-      ptx::bulk_load(slots_ + load_.slot * slot_bytes_, token + load_.piece * kPullBytes, bytes,
-                     &full_[load_.slot]);
+      ptx::mbarrier_arrive_expect(&full_[load_.buffer], bytes);
+      ptx::bulk_load(buffers_ + load_.buffer * buffer_bytes_, token + load_.chunk * kPullBytes,
+                     bytes, &full_[load_.buffer]);
     }
-    load_.advance(num_slots_, pieces_);
+    load_.advance(num_buffers_, chunks_);
     ++under_way_;
     return true;
   }
@@ -352,33 +352,33 @@ class DispatchWarp {
                                : ctx_.get_of_pass<Tensor::kXRows, Tensor::kDyRows>();
   }
 
-  /// Stores the oldest piece to the rows of its pull, a lane each; returns the lane's row if it was
-  /// the last piece of it.
+  /// Stores the oldest chunk to the rows of its pull, a lane each; returns the lane's row if it was
+  /// the last chunk of it.
   __device__ __forceinline__ int store() {
     const int row = row_;
     const int at = place_of(row);
-    const int piece = store_.piece;
-    const int bytes = bytes_of(piece);
+    const int chunk = store_.chunk;
+    const int bytes = bytes_of(chunk);
     float factor = 1.0f;
     if constexpr (kKinds.weighs) factor = factor_of_row(row);
-    if (piece == pieces_ - 1) row_ = row_of(store_.pull + 1);  // for the next time
-    ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
+    if (chunk == chunks_ - 1) row_ = row_of(store_.pull + 1);  // for the next time
+    ptx::mbarrier_wait(&full_[store_.buffer], store_.parity);
     if (kKinds.weighs && weighs_rows()) {
-      store_scaled(slots_ + store_.slot * slot_bytes_, bytes,
+      store_scaled(buffers_ + store_.buffer * buffer_bytes_, bytes,
                    row != kNoRow ? ctx_.get<Tensor::kDyRows>() + offset_of(at) : nullptr,
-                   piece * kPullBytes, factor, lane_);
+                   chunk * kPullBytes, factor, lane_);
     } else if (row != kNoRow) {
       auto* to = reinterpret_cast<std::byte*>(target() + offset_of(at));
-      ptx::bulk_store(to + piece * kPullBytes, slots_ + store_.slot * slot_bytes_, bytes);
+      ptx::bulk_store(to + chunk * kPullBytes, buffers_ + store_.buffer * buffer_bytes_, bytes);
     }
-    if (in_ring() && piece == pieces_ - 1 &&
+    if (in_ring() && chunk == chunks_ - 1 &&
         __any_sync(kWholeWarp, row != kNoRow && row == current_.last_row)) {
       zero_pad_rows(current_.last_row);
     }
-    store_.advance(num_slots_, pieces_);
+    store_.advance(num_buffers_, chunks_);
     --under_way_;
     const bool is_row = !kKinds.saves || lane_ != kKeepingLane;
-    return is_row && piece == pieces_ - 1 ? row : kNoRow;
+    return is_row && chunk == chunks_ - 1 ? row : kNoRow;
   }
 
   /// Whether rows of the current batch are multiplied on their way.
@@ -426,8 +426,8 @@ class DispatchWarp {
   }
 
   /// Signals each row.
-  __device__ __forceinline__ void signal(const PieceRows& rows) const {
-    if (!may_signal(ctx_.faults, {rows.stage, rows.tile})) return;
+  __device__ __forceinline__ void signal(const ChunkRows& rows) const {
+    if (!may_signal(ctx_.fault_injection, {rows.stage, rows.tile})) return;
 #pragma unroll 1
     for (int i = 0; i < kGroup; ++i) {
       const int row = rows.get(i);
@@ -452,12 +452,12 @@ class DispatchWarp {
     ptx::bulk_wait<0>();
     fence_signals();
     signal(unsignalled_);
-    for (; under_way_ > 0; --under_way_, store_.advance(num_slots_, pieces_)) {
-      ptx::mbarrier_wait(&full_[store_.slot], store_.parity);
+    for (; under_way_ > 0; --under_way_, store_.advance(num_buffers_, chunks_)) {
+      ptx::mbarrier_wait(&full_[store_.buffer], store_.parity);
     }
     __syncwarp();
     if (lane_ == 0) {
-      for (int i = 0; i < num_slots_; ++i) ptx::mbarrier_invalidate(&full_[i]);
+      for (int i = 0; i < num_buffers_; ++i) ptx::mbarrier_invalidate(&full_[i]);
       trace_.finish();
     }
   }
@@ -467,12 +467,12 @@ class DispatchWarp {
   const int dispatchers_;  // CTAs that dispatch
   const int warp_;
   const int lane_;
-  std::uint8_t* slots_;
+  std::uint8_t* buffers_;
   std::uint64_t* full_;
   const int token_bytes_;
-  const int pieces_;  // of a token
-  const int slot_bytes_;
-  const int num_slots_;
+  const int chunks_;  // of a token
+  const int buffer_bytes_;
+  const int num_buffers_;
   const bool keeps_tokens_;
   const bool in_ring_;
   std::int64_t next_task_;
@@ -480,13 +480,13 @@ class DispatchWarp {
   int next_pull_ = 0;  // of that task
   PullBatch current_;
   PullBatch upcoming_;
-  int under_way_ = 0;  // pieces asked for and not yet stored
-  int row_ = kNoRow;   // of the piece to be stored next
-  PiecePosition load_;
-  PiecePosition store_;
+  int under_way_ = 0;  // chunks asked for and not yet stored
+  int row_ = kNoRow;   // of the chunk to be stored next
+  ChunkPosition load_;
+  ChunkPosition store_;
   unsigned seen_ = 0;      // sources known to have published
   int roomy_ = -1;         // in a ring: experts up to this one have room
-  PieceRows unsignalled_;  // whose stores may still be under way
+  ChunkRows unsignalled_;  // whose stores may still be under way
 };
 
 /// What the first `dispatchers` CTAs begin with. By all threads of the CTA.

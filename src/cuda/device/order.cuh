@@ -9,7 +9,7 @@
 #include "schedule/tile_order.h"
 #include "schedule/tokens_in_place.h"
 
-// The order of one pass on one rank, by all CTAs of one launch: what PassOrder and Queue make.
+// The order of one pass on one rank, by all CTAs of one launch: what PassOrder and QueueTable make.
 //
 //   tiles    a warp per (wave, expert) finds where its block begins by looking at all experts, and
 //            writes its tiles; token blocks count their slots
@@ -50,7 +50,7 @@ class OrderRoutine {
 
   __device__ void run() {
     const bool has_queues = this_cta() >= first_queue_cta();
-    const bool has_pieces = this_cta() < piece_ctas();
+    const bool has_chunks = this_cta() < chunk_ctas();
     order_tiles();
     if (ok_) count_slots();
     // A barrier's counter is reset when all are past the next one; the last one's, by the next
@@ -58,12 +58,12 @@ class OrderRoutine {
     reset(2);
     grid_sync(arrivals_);
     num_tiles_ = static_cast<int>(o_.tile_begin[v_.num_blocks()]);
-    if (has_pieces) find_first_rows();
+    if (has_chunks) find_first_rows();
     grid_arrive(arrivals_ + 1);
     if (has_queues) for_each_queue([&](int q) { list_blocks(q); });  // nobody waits for these
     grid_wait(arrivals_ + 1);
     reset(0);
-    if (has_pieces) order_pulls();
+    if (has_chunks) order_pulls();
     grid_arrive(arrivals_ + 2);
     if (!has_queues) return;
     grid_wait(arrivals_ + 2);
@@ -81,12 +81,12 @@ class OrderRoutine {
 
   __device__ int this_cta() const { return static_cast<int>(blockIdx.x); }
   __device__ int ctas_of_grid() const { return static_cast<int>(gridDim.x); }
-  // The last CTAs have queues, all others pieces of the rows; a single CTA has both.
+  // The last CTAs have queues, all others chunks of the rows; a single CTA has both.
   __device__ int queue_ctas() const {
     return clamp_to(o_.num_queues, 1, max_of(ctas_of_grid() - 1, 1));
   }
   __device__ int first_queue_cta() const { return ctas_of_grid() - queue_ctas(); }
-  __device__ int piece_ctas() const { return max_of(first_queue_cta(), 1); }
+  __device__ int chunk_ctas() const { return max_of(first_queue_cta(), 1); }
 
   template <class F>
   __device__ void for_each_queue(F&& f) const {
@@ -139,7 +139,7 @@ class OrderRoutine {
 
   /// Where a wave's block of an expert stands.
   struct BlockPlace {
-    int slot;         // of the expert in expert_order
+    int position;     // of the expert in expert_order
     int first_tile;   // of the block
     int total_tiles;  // of the pass
   };
@@ -154,19 +154,19 @@ class OrderRoutine {
       at.total_tiles += count;
       at.first_tile += begin;  // in earlier waves
       if (stands_before(v_, other_rows, other, rows, expert)) {
-        at.slot += 1;
+        at.position += 1;
         at.first_tile += wave_begin(other, count, wave + 1) - begin;
       }
     }
-    return {warp_sum(at.slot), warp_sum(at.first_tile), warp_sum(at.total_tiles)};
+    return {warp_sum(at.position), warp_sum(at.first_tile), warp_sum(at.total_tiles)};
   }
 
   __device__ void order_block(int wave, int expert) const {
     const BlockPlace at = find_block(wave, expert);
     if (lane_index() == 0) {
-      o_.tile_begin[wave * v_.num_local_experts + at.slot] = at.first_tile;
+      o_.tile_begin[wave * v_.num_local_experts + at.position] = at.first_tile;
       if (wave == 0) {
-        o_.expert_order[at.slot] = expert;
+        o_.expert_order[at.position] = expert;
         o_.dispatched_per_expert[expert] =
             is_dispatched(v_, expert) ? v_.tokens_per_expert[expert] : 0;
       }
@@ -269,21 +269,21 @@ class OrderRoutine {
     return true;
   }
 
-  // A *piece* is up to 32 rows of a tile: what a warp looks at. Consecutive pieces belong to one
+  // A *chunk* is up to 32 rows of a tile: what a warp looks at. Consecutive chunks belong to one
   // CTA, so that sums over CTAs and within them make the running sum over all.
-  __device__ int pieces_a_tile() const { return cuda::pieces_a_tile(v_.schedule); }
-  __device__ int first_piece_of_cta(int cta) const {
-    const std::int64_t pieces = static_cast<std::int64_t>(num_tiles_) * pieces_a_tile();
-    return static_cast<int>(pieces * cta / piece_ctas());
+  __device__ int chunks_a_tile() const { return cuda::chunks_a_tile(v_.schedule); }
+  __device__ int first_chunk_of_cta(int cta) const {
+    const std::int64_t chunks = static_cast<std::int64_t>(num_tiles_) * chunks_a_tile();
+    return static_cast<int>(chunks * cta / chunk_ctas());
   }
-  __device__ int cta_begin() const { return first_piece_of_cta(this_cta()); }
-  __device__ int cta_end() const { return first_piece_of_cta(this_cta() + 1); }
+  __device__ int cta_begin() const { return first_chunk_of_cta(this_cta()); }
+  __device__ int cta_end() const { return first_chunk_of_cta(this_cta() + 1); }
 
-  /// This lane's row of the piece, if dispatch brings it; or -1.
-  __device__ std::int64_t row_of_piece(int piece) const {
-    const Tile tile = o_.tiles[piece / pieces_a_tile()];
+  /// This lane's row of the chunk, if dispatch brings it; or -1.
+  __device__ std::int64_t row_of_chunk(int chunk) const {
+    const Tile tile = o_.tiles[chunk / chunks_a_tile()];
     if (!is_dispatched(v_, tile.expert)) return -1;
-    const int r = piece % pieces_a_tile() * 32 + lane_index();
+    const int r = chunk % chunks_a_tile() * 32 + lane_index();
     return r < tile.rows ? tile.first_row + r : -1;
   }
 
@@ -292,9 +292,9 @@ class OrderRoutine {
     __syncthreads();
     int sum = 0;
     for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) {
-      const std::int64_t row = row_of_piece(p);
+      const std::int64_t row = row_of_chunk(p);
       const unsigned mask =
-          __ballot_sync(kWholeWarp, row >= 0 && is_first(row, p / pieces_a_tile()));
+          __ballot_sync(kWholeWarp, row >= 0 && is_first(row, p / chunks_a_tile()));
       if (lane_index() == 0) o_.first_rows[p] = mask;
       sum += __popc(mask);
     }
@@ -303,8 +303,8 @@ class OrderRoutine {
     if (threadIdx.x == 0) o_.cta_pulls[blockIdx.x] = cta_.pulls;
   }
 
-  /// The number of pulls before each of the CTA's pieces, and before the next CTA's. By warp 0.
-  __device__ void sum_pieces() const {
+  /// The number of pulls before each of the CTA's chunks, and before the next CTA's. By warp 0.
+  __device__ void sum_chunks() const {
     int before = 0;
     for (int c = lane_index(); c < this_cta(); c += 32) {
       before += o_.cta_pulls[c];
@@ -330,21 +330,21 @@ class OrderRoutine {
     return pull;
   }
 
-  __device__ void write_pulls(int piece) const {
-    const unsigned mask = o_.first_rows[piece];
+  __device__ void write_pulls(int chunk) const {
+    const unsigned mask = o_.first_rows[chunk];
     if ((mask >> lane_index() & 1) == 0) return;
-    o_.pulls[o_.pulls_before[piece] + __popc(mask & lanes_below(lane_index()))] =
-        pull_for(row_of_piece(piece));
+    o_.pulls[o_.pulls_before[chunk] + __popc(mask & lanes_below(lane_index()))] =
+        pull_for(row_of_chunk(chunk));
   }
 
   __device__ void order_pulls() const {
-    if (warp_index() == 0) sum_pieces();
+    if (warp_index() == 0) sum_chunks();
     __syncthreads();
-    const bool last = this_cta() == piece_ctas() - 1;
+    const bool last = this_cta() == chunk_ctas() - 1;
     for (int q = threadIdx.x; q <= v_.num_blocks(); q += kOrderThreads) {
       const int tile = static_cast<int>(o_.tile_begin[q]);
-      const int piece = tile * pieces_a_tile();
-      if (piece >= cta_begin() && piece < cta_end()) o_.pull_begin[q] = o_.pulls_before[piece];
+      const int chunk = tile * chunks_a_tile();
+      if (chunk >= cta_begin() && chunk < cta_end()) o_.pull_begin[q] = o_.pulls_before[chunk];
       if (last && tile == num_tiles_) o_.pull_begin[q] = cta_.pulls;
     }
     for (int p = cta_begin() + warp_index(); p < cta_end(); p += kOrderWarps) write_pulls(p);

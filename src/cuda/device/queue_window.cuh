@@ -102,7 +102,7 @@ class QueueWindow {
   DrawAtHand& at_hand_;
   const int lane_;
   int first_ = 0;            // block of lane 0
-  std::uint32_t begin_ = 0;  // of this lane's block; a ticket has no more bits either
+  std::uint32_t begin_ = 0;  // of this lane's block; the count of draws has no more bits either
   QueueBlock block_{};
   // Its BlockGrid, in fewer registers: no rank has 2^32 tiles or pulls. And its tasks_of_draw.
   int expert_ = -1;

@@ -9,21 +9,21 @@
 // out. With combine groups, the sum over the token's groups ascending of such sums. The rows of
 // shared experts are a sum of their own, and both are rounded before they are added up. With
 // slot_rows each slot has a sum of its own, of its row alone. In backward dprobs too: copied, 0 at
-// dropped slots. What a CTA sums at a time, a piece, is some columns of the rows of a token, one a
+// dropped slots. What a CTA sums at a time, a chunk, is some columns of the rows of a token, one a
 // slot, or all columns of a few tokens.
 
 namespace uniep::cuda {
 
 /// Columns [col, col + width) of the rows of each of some tokens.
-struct ReducePiece {
+struct ReduceChunk {
   int token, tokens, col, width;
 };
 
-/// How a task is cut into pieces, each of which fits into `slot_bytes`.
-class ReducePieces {
+/// How a task is cut into chunks, each of which fits into `slot_bytes`.
+class ReduceChunks {
  public:
   /// `threads` sum a vector each at a time.
-  __device__ __forceinline__ ReducePieces(const PassView& v, int slot_bytes, int threads)
+  __device__ __forceinline__ ReduceChunks(const PassView& v, int slot_bytes, int threads)
       : hidden_(known_here(static_cast<int>(v.hidden))),
         slots_(known_here(v.slots)),
         columns_(columns_of(slot_bytes, threads * kVectorElements)),
@@ -33,12 +33,12 @@ class ReducePieces {
     return ceil_div(tokens, tokens_) * ceil_div(hidden_, columns_);
   }
 
-  /// Calls f(piece) for those of tokens [first, end), in order.
+  /// Calls f(chunk) for those of tokens [first, end), in order.
   template <class F>
   __device__ __forceinline__ void for_each(int first, int end, F&& f) const {
     for (int token = first; token < end; token += tokens_) {
       for (int col = 0; col < hidden_; col += columns_) {
-        f(ReducePiece{token, min_of(tokens_, end - token), col, min_of(columns_, hidden_ - col)});
+        f(ReduceChunk{token, min_of(tokens_, end - token), col, min_of(columns_, hidden_ - col)});
       }
     }
   }
@@ -48,9 +48,9 @@ class ReducePieces {
   /// leaves fewer threads without a vector.
   __device__ __forceinline__ int columns_of(int slot_bytes, int step) const {
     const int most = slot_bytes / (kBf16Bytes * slots_) / kVectorElements * kVectorElements;
-    const int pieces = ceil_div(hidden_, most);
-    const int columns = round_up(ceil_div(hidden_, pieces), kVectorElements);
-    const bool by_steps = pieces * ceil_div(columns, step) > ceil_div(hidden_, step);
+    const int chunks = ceil_div(hidden_, most);
+    const int columns = round_up(ceil_div(hidden_, chunks), kVectorElements);
+    const bool by_steps = chunks * ceil_div(columns, step) > ceil_div(hidden_, step);
     return by_steps ? min_of(columns, step) : columns;
   }
   /// More than one where a slot holds the rows of more, up to a lane for each row.
@@ -63,7 +63,7 @@ class ReducePieces {
 };
 
 /// Which slots of a task's tokens are not dropped. A lane reads those of one token, so that 32
-/// tokens wait once for the way to memory; read piece by piece, each waited as long as its sums
+/// tokens wait once for the way to memory; read chunk by chunk, each waited as long as its sums
 /// take.
 class KeptSlots {
  public:
@@ -99,7 +99,7 @@ class KeptSlots {
   int topk_, slots_;
   unsigned shared_;    // slots that are never dropped
   int end_;            // of the task's tokens
-  int token_, slot_;   // which bit of a piece's this lane finds
+  int token_, slot_;   // which bit of a chunk's this lane finds
   int first_ = -32;    // the token of lane 0
   unsigned mask_ = 0;  // of this lane's token, a bit a slot
 };
@@ -115,11 +115,11 @@ __device__ __forceinline__ const float* factors_of_slots(const DeviceContext& ct
   return probs == nullptr ? nullptr : probs + token * v.shared_experts - v.topk;
 }
 
-/// One piece, of whose rows `rows` is the first in shared memory, by `threads` threads of which
-/// this one is number `thread`. Bit t (K + S) + k of `slots`: slot k of the piece's token t is
+/// One chunk, of whose rows `rows` is the first in shared memory, by `threads` threads of which
+/// this one is number `thread`. Bit t (K + S) + k of `slots`: slot k of the chunk's token t is
 /// kept. `kGeneral`: rows may count times their probabilities, and be added up in groups, or not.
 template <bool kGeneral, Pass kPass>
-__device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const ReducePiece& piece,
+__device__ __forceinline__ void sum_chunk(const DeviceContext& ctx, const ReduceChunk& chunk,
                                           const Vector* rows, unsigned slots, int thread,
                                           int threads) {
   const int topk = known_here(ctx.view.topk);
@@ -127,14 +127,14 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
   // Of slot_rows each slot is a sum of its own.
   const int sum_slots = kGeneral && ctx.view.slot_rows ? 1 : token_slots;
   const int sums = token_slots / sum_slots;  // of a token
-  const int vectors = piece.width / kVectorElements;
-  for (int i = thread; i < piece.tokens * sums * vectors; i += threads) {
+  const int vectors = chunk.width / kVectorElements;
+  for (int i = thread; i < chunk.tokens * sums * vectors; i += threads) {
     const int number = i / vectors;
     const int at = i % vectors;
     const Vector* row = rows + number * sum_slots * vectors + at;
     const auto load = [&](int k) { return row[k * vectors]; };
     const unsigned kept = slots >> (number * sum_slots);
-    const std::int64_t of_rank = std::int64_t{piece.token} * sums + number;
+    const std::int64_t of_rank = std::int64_t{chunk.token} * sums + number;
     float total[kVectorElements] = {};
     if constexpr (kGeneral) {
       const PassView& v = ctx.view;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void sum_piece(const DeviceContext& ctx, const Reduce
       }
     }
     constexpr Tensor kSum = kPass == Pass::kForward ? Tensor::kOut : Tensor::kDx;
-    bf16* out = ctx.get<kSum>() + of_rank * ctx.view.hidden + piece.col;
+    bf16* out = ctx.get<kSum>() + of_rank * ctx.view.hidden + chunk.col;
     __stcs(reinterpret_cast<Vector*>(out) + at, rounded_vector(total));
   }
 }

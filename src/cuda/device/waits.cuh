@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/device/faults.cuh"
+#include "cuda/device/fault_injection.cuh"
 #include "cuda/device/poll.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "schedule/dependencies.h"
@@ -66,7 +66,7 @@ __device__ __forceinline__ void acquire(CounterKind kind) {
 
 __device__ __forceinline__ bool wait_for(const DeviceContext& ctx, const Task& task,
                                          const Wait& wait) {
-  random_delay(ctx.faults, name_of(task));
+  random_delay(ctx.fault_injection, name_of(task));
   const bool ready = poll(ctx, task, wait);
   acquire(wait.kind);
   return ready;
@@ -84,12 +84,12 @@ class Inputs {
   template <bool kMayHaveRing>
   __device__ __forceinline__ bool wait_for(const Task& task, bool of_expert) {
     if (of_expert && task.stage == stage_ && task.expert == expert_) {
-      random_delay(ctx_.faults, name_of(task));
+      random_delay(ctx_.fault_injection, name_of(task));
       return true;
     }
     stage_ = task.stage;
     expert_ = task.expert;
-    random_delay(ctx_.faults, name_of(task));
+    random_delay(ctx_.fault_injection, name_of(task));
     bool ready = true, looked = false;
     for_each_wait<kMayHaveRing>(ctx_.view, task, [&](const Wait& wait) {
       if (wait.kind == last_.kind && wait.index == last_.index && wait.expected == last_.expected) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cuda/device/fault_fill.cuh"
-#include "cuda/device/faults.cuh"
+#include "cuda/device/fault_injection.cuh"
 #include "cuda/device/refusal.cuh"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/kernels/start_kernel.h"
@@ -93,9 +93,9 @@ __device__ __forceinline__ bool has(const PassView& v, Stage stage) {
   return v.stage(stage).grid != TileGrid::kNone;
 }
 
-__device__ __forceinline__ void zero_tickets(const PassView& v, const EnterArgs& args) {
+__device__ __forceinline__ void zero_draws(const PassView& v, const EnterArgs& args) {
   const std::int64_t launches = num_launches(v);
-  for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.tickets[i] = 0;
+  for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.drawn[i] = 0;
 }
 
 /// Of the expert: nobody reads the row where its tokens are in place.
@@ -146,7 +146,7 @@ __device__ __forceinline__ void publish_behind_last(const DeviceContext& ctx,
   if (!last || peer >= ctx.view.num_ranks) return;
   if (peer == 0) *ctas_done = 0;
   // A tile per rank that is told.
-  if (!may_signal(ctx.faults, {Stage::kEnter, peer})) return;
+  if (!may_signal(ctx.fault_injection, {Stage::kEnter, peer})) return;
   ptx::fence_system();
   for_each_counter<kSignalsOf<Stage::kEnter>>([&](CounterKind kind) {
     const Signal s = source_signal(ctx.view, kind, peer);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void begin_pass(const DeviceContext& ctx, const Enter
   const PassView& v = ctx.view;
   if (global_thread() == 0) begin_call(ctx.calls);
   note_bases(ctx, std::make_integer_sequence<int, kNumCounterKinds>());
-  zero_tickets(v, args);
+  zero_draws(v, args);
   const Peer own = ctx.peer(v.rank);
   if (v.num_ranks > 1 && has(v, Stage::kRedispatch)) {
     copy_vectors(own.get<Tensor::kXTokens>(), ctx.get<Tensor::kX>(),

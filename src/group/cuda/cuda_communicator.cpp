@@ -65,8 +65,12 @@ int use_devices(const GroupMember& member) {
   const std::string call = cat("CUDA communicator of ranks ",
                                member.share_device ? "that may share GPUs" : "with a GPU each");
   std::vector<RankGpu> gpus;
-  for (const std::string& bytes : together(*member.bootstrap, member.limit_ms, call,
-                                           [&] { return to_bytes(use_device(member.device)); })) {
+  for (const std::string& bytes : together(*member.bootstrap, member.limit_ms, call, [&] {
+         if (member.processes) {
+           member.processes->require_complete();
+         }
+         return to_bytes(use_device(member.device));
+       })) {
     gpus.push_back(rank_gpu(bytes));
   }
   const int count = count_gpus(gpus, member.share_device);  // alike on all ranks

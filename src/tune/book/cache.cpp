@@ -108,10 +108,16 @@ constexpr Accepted kShared{[](double v) { return v >= 0 && v < kMaxTopk && v == 
                            "a whole number from 0 to 15 is accepted"};
 constexpr Accepted kHosts{
     [](double v) { return v >= 1 && v <= kMaxGroupRanks && v == std::floor(v); },
-    "a whole number of hosts from 1 on is accepted"};
+    "a whole number from 1 to 64 is accepted"};
+static_assert(kMaxGroupRanks == 64);
 constexpr Accepted kGroups{
     [](double v) { return v >= 1 && v <= kMaxNumExperts && v == std::floor(v); },
-    "a whole number from 1 on is accepted"};
+    "a whole number from 1 to 65536 is accepted"};
+static_assert(kMaxNumExperts == 65536);
+constexpr Accepted kGatheredHosts{
+    [](double v) { return v >= 1 && v <= kMaxGatheredHosts && v == std::floor(v); },
+    "a whole number from 1 to 4096 is accepted"};
+static_assert(kMaxGatheredHosts == 4096);
 
 constexpr Accepted kRows{[](double v) {
                            return v >= 0 && v <= static_cast<double>(kMaxCapacityRows) &&
@@ -153,7 +159,7 @@ constexpr Accepted kSms{[](double v) { return v >= 0 && v <= 1024 && v == std::f
 
 /// ... and of layers whose tokens are those of its ranks alone, on all SMs.
 void read_place(Fields& fields, TuneKey& key) {
-  key.gathered_hosts = static_cast<int>(fields.number_or("gathered_hosts", kGroups, 1));
+  key.gathered_hosts = static_cast<int>(fields.number_or("gathered_hosts", kGatheredHosts, 1));
   key.slot_rows = truth_or_no(fields, "slot_rows");
   key.spare_sms = static_cast<int>(fields.number_or("spare_sms", kSms, 0));
 }

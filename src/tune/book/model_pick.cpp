@@ -79,6 +79,7 @@ constexpr std::int64_t kMostRows = 1 << 17;
 /// Plans of a routing that is made up for the key.
 std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key) {
   p.max_tokens = std::min(key.tokens, kMostRows / p.topk);
+  p.max_tokens -= p.max_tokens % p.gathered_hosts;
   p.capacity_rows = rows_of_any_routing(p, key.ranks);
   const std::vector<std::int64_t> tokens(static_cast<std::size_t>(key.ranks), p.max_tokens);
   const auto ids = sampled_routing(p, key.ranks, p.max_tokens, key.skew, 1);

@@ -20,7 +20,7 @@ class HostMirror {
   template <class F>
   void sent(const Task& task, F&& f) {
     const TileGrid grid = view_.stage(task.stage).grid;
-    const auto host = static_cast<int>(task.n);
+    const auto host = task.host();
     const int piece = host_part(task).piece;
     if (--parts_left_[at(grid, host, piece)] == 0) piece_sent(grid, host, piece, f);
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "schedule/pass_order.h"
+#include "schedule/queue_table.h"
 #include "tune/model/host_mirror.h"
 #include "tune/model/pushed_tiles.h"
 #include "tune/model/ring.h"
@@ -26,7 +27,7 @@ class DrawnQueue {
   }
 
  private:
-  Queue queue_;
+  QueueTable queue_;
   std::int64_t next_ = 0;
   int block_ = 0;
 };

@@ -332,9 +332,9 @@ void Simulation::start(int index) {
   // As Engine::wait_for_pulls: a worker asks for its next transfer while the last is under way.
   const double asked = unit.last_pull < 0 ? now_ : unit.last_pull;
   double done = asked;
-  for (std::int64_t i = task.m; i < task.m + task.n;) {
+  for (std::int64_t i = task.first_pull(); i < task.end_pull();) {
     const std::int64_t first = i;
-    while (i < task.m + task.n && v.pulls[i].source == v.pulls[first].source) ++i;
+    while (i < task.end_pull() && v.pulls[i].source == v.pulls[first].source) ++i;
     const auto bytes = static_cast<double>((i - first) * token_bytes(v, task.stage));
     const int from = here(r, v.pulls[first].source);
     done = std::max(
@@ -469,7 +469,7 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
   const int own = index_of(v.rank);
-  const int to = index_of(v.layout.relay(v.rank, static_cast<int>(task.n)));
+  const int to = index_of(v.layout.relay(v.rank, task.host()));
   const Message message{.from = own,
                         .to = r.other_hosts ? own : to,
                         .task = task,
@@ -481,7 +481,7 @@ void Simulation::send_far(SimulatedRank& r, const Task& task) {
 /// When the network has carried it.
 double Simulation::carry(const Message& message) {
   const PassView& v = simulated(message.from).view();
-  const int to = v.layout.relay(v.rank, static_cast<int>(message.task.n));
+  const int to = v.layout.relay(v.rank, message.task.host());
   return network_.transfer(v.rank, v.rank, to, message.bytes, now_).done;
 }
 

@@ -87,8 +87,10 @@ MoveSize move_size(const PassView& v, const Task& task) {
   switch (stage.grid) {
     case TileGrid::kPulls: {
       std::int64_t rows = 0;
-      for (std::int64_t i = task.m; i < task.m + task.n; ++i) rows += v.pulls[i].num_rows;
-      return {task.n, rows * stage.unit_bytes + task.n * stage.pull_bytes};
+      for (std::int64_t i = task.first_pull(); i < task.end_pull(); ++i)
+        rows += v.pulls[i].num_rows;
+      const std::int64_t pulls = task.end_pull() - task.first_pull();
+      return {pulls, rows * stage.unit_bytes + pulls * stage.pull_bytes};
     }
     case TileGrid::kRowTiles: {
       const std::int64_t rows = v.tiles[task.m].rows;

@@ -17,8 +17,8 @@ constexpr const char* kSuffix = ".session-";
 constexpr const char* kSchema = "uniep-tune-session-1";
 
 /// What a file must say to be of this search.
-std::string search_text(const TuneKey& key, const std::string& search) {
-  return cat(to_string(key), ", ", key.driver, ", uniep ", key.library, ", ", search);
+std::string search_text(const TuneKey& key, const std::string& identity) {
+  return cat(to_string(key), ", ", key.driver, ", uniep ", key.library, ", ", identity);
 }
 
 constexpr Accepted kPrediction{[](double v) { return v >= 0; }, "a number from 0 is accepted"};
@@ -55,8 +55,8 @@ Session session_from(Fields& fields, const Refusal& refusal) {
 }  // namespace
 
 std::string session_path(const std::string& cache_path, const TuneKey& key,
-                         const std::string& search) {
-  return cat(cache_path, kSuffix, std::hex, hash_of(search_text(key, search)));
+                         const std::string& identity) {
+  return cat(cache_path, kSuffix, std::hex, hash_of(search_text(key, identity)));
 }
 
 void save_session(const std::string& path, const Session& session) {
@@ -68,14 +68,14 @@ void save_session(const std::string& path, const Session& session) {
                           {"rejected", c.rejected}});
   }
   const Json file = {{"schema", kSchema},
-                     {"search", search_text(session.key, session.search)},
+                     {"search", search_text(session.key, session.identity)},
                      {"date", session.date},
                      {"candidates", candidates}};
   replace_text(path, file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 std::optional<Session> load_session(const std::string& path, const TuneKey& key,
-                                    const std::string& search, const Refusal& refusal,
+                                    const std::string& identity, const Refusal& refusal,
                                     std::vector<std::string>& problems) {
   try {
     const auto text = read_text(path);
@@ -86,10 +86,10 @@ std::optional<Session> load_session(const std::string& path, const TuneKey& key,
     require(schema == kSchema, ErrorCode::kIo, "its schema is ", in_quotes(schema), "; ", kSchema,
             " is accepted");
     // Two searches may share a hash.
-    if (fields.text("search") != search_text(key, search)) return std::nullopt;
+    if (fields.text("search") != search_text(key, identity)) return std::nullopt;
     Session session = session_from(fields, refusal);
     session.key = key;
-    session.search = search;
+    session.identity = identity;
     return session;
   } catch (const Error& e) {
     problems.push_back(cat(path, " is ignored: ", e.what()));
@@ -107,7 +107,7 @@ StoredSession describe_session(const std::string& path) {
   try {
     const Json json = parse_json(read_text(path).value_or(""));
     Fields fields(json, "");
-    s.search = fields.text("search");
+    s.identity = fields.text("search");
     s.date = fields.text("date");
     for (const Json& candidate : fields.list("candidates")) {
       ++s.candidates;

@@ -19,14 +19,14 @@ struct SessionCandidate {
 /// A search that was begun: what it measures, and what it has measured so far.
 struct Session {
   TuneKey key;
-  std::string search;  ///< whatever makes it another search than those of the same key
+  std::string identity;  ///< whatever makes it another search than those of the same key
   std::string date;
   std::vector<SessionCandidate> candidates;
 };
 
 /// The file of a search beside the cache.
 std::string session_path(const std::string& cache_path, const TuneKey& key,
-                         const std::string& search);
+                         const std::string& identity);
 
 void save_session(const std::string& path, const Session& session);
 
@@ -36,13 +36,13 @@ using Refusal = std::function<std::optional<std::string>(const Schedule&)>;
 /// The session that is stored there, if it is of the same search. One that cannot be used, one that
 /// has a schedule which `refusal` refuses among them, is reported in `problems`.
 std::optional<Session> load_session(const std::string& path, const TuneKey& key,
-                                    const std::string& search, const Refusal& refusal,
+                                    const std::string& identity, const Refusal& refusal,
                                     std::vector<std::string>& problems);
 
 /// A session as it lies beside a cache, whatever search it is of.
 struct StoredSession {
   std::string path;
-  std::string search;          ///< what it measures, in words
+  std::string identity;        ///< what it measures, in words
   std::string date;            ///< when it began
   std::size_t candidates = 0;  ///< schedules in the race
   std::size_t measured = 0;    ///< passes so far

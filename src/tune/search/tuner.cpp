@@ -45,13 +45,13 @@ Tuner::Tuner(TuneSubject subject, const TuneSettings& settings)
       space_(subject_.problem, subject_.key.pass, place_) {
   space_.restrict_to(settings_.restriction);
   if (settings_.keep_session && !settings_.cache.empty()) {
-    path_ = session_path(settings_.cache, subject_.key, subject_.search);
+    path_ = session_path(settings_.cache, subject_.key, subject_.identity);
   }
   if (settings_.resume && !path_.empty()) {
     const auto invalid = [&](const Schedule& s) {
       return invalid_reason(s, subject_.problem, place_);
     };
-    session_ = load_session(path_, subject_.key, subject_.search, invalid, problems_);
+    session_ = load_session(path_, subject_.key, subject_.identity, invalid, problems_);
   }
   if (!session_) {
     known_ = starting_points(space_, subject_.problem, subject_.key, place_,
@@ -82,7 +82,7 @@ Session Tuner::begin(double round_s) {
                              settings_.topology, seconds, settings_.seed);
     modelled_ = by_model.size();
   }
-  return {subject_.key, subject_.search, utc_now(),
+  return {subject_.key, subject_.identity, utc_now(),
           candidates_of(space_, known_, by_model, settings_.candidates, settings_.seed)};
 }
 

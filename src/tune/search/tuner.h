@@ -23,7 +23,7 @@ struct TuneSubject {
   std::span<const std::int32_t> topk_ids;  ///< of all ranks, rank after rank; outlives the search
   /// What a session must be of, besides its key, to be gone on with: the very layer, how it is
   /// searched, and the program. Times of another are no times of this one.
-  std::string search;
+  std::string identity;
 };
 
 /// Searches the space for the fastest schedule of a direction and stores what it found. It measures

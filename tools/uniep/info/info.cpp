@@ -93,17 +93,16 @@ void print_presets() {
   }
 }
 
-/// "launch": where a value is chosen, and whether that could be seen in results.
-std::string scope_text(const AxisInfo& axis) {
-  return cat(axis.scope == AxisScope::kCompileTime ? "compile" : "launch",
-             axis.bit_neutral ? "" : ", CHANGES BITS");
+/// When a value is chosen.
+const char* scope_text(const AxisInfo& axis) {
+  return axis.scope == AxisScope::kCompileTime ? "compile" : "launch";
 }
 
 void print_axes() {
   std::cout << "#\n"
             << comment(
-                   "schedule axes: results keep their bits for every value, but where CHANGES BITS "
-                   "says otherwise; default and neutral: on cpu, and on cuda where that differs; "
+                   "schedule axes: no value changes a bit of a result; default and neutral: on "
+                   "cpu, and on cuda where that differs; "
                    "neutral: what tuned schedules have that were stored before the axis existed");
   Table table({kLeft, kLeft, kLeft, kLeft, kLeft});
   table.header({"axis", "range", "default", "scope", "neutral"});

@@ -14,6 +14,7 @@
 #include "common/machine.h"
 #include "group/backoff.h"
 #include "schedule/pass_order.h"
+#include "schedule/queue_table.h"
 #include "tune/model/task_cost.h"
 #include "uniep/layer.h"
 #include "workload/split.h"
@@ -79,7 +80,7 @@ std::map<Stage, std::vector<double>> sizes_of(const PassView& v) {
   for (int launch = 0; launch < num_launches(v); ++launch) {
     const Launch shape = launch_at(v, launch);
     for (const TrackList& tracks : {shape.comm, shape.main}) {
-      const Queue queue(v, tracks);
+      const QueueTable queue(v, tracks);
       for_each_task(v, queue.view(), [&](const Task& task) {
         const std::vector<double> sizes = sizes_of(v, task);
         std::vector<double>& sum = sums[task.stage];

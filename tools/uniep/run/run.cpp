@@ -481,8 +481,7 @@ void add_how_options(CLI::App& sub, Flags& flags) {
   group
       .add("--capacity", flags.capacity, "ROWS",
            "Rows that a rank has room for (default 0: enough for any routing of a small layer, "
-           "twice "
-           "the balanced load of a large one)")
+           "twice the balanced load of a large one)")
       ->check(range<std::int64_t>(0, 2147483647));
   add_kept(group, flags.kept);
   group

@@ -114,7 +114,7 @@ void print_session(const tune::StoredSession& s) {
   if (s.problem.empty()) {
     notes.add("begun", cat(s.date, ", ", counted(s.measured, "pass", "passes"), " of ",
                            counted(s.candidates, "schedule", "schedules"), " measured"));
-    notes.add("search", readable_search(s.search));
+    notes.add("search", readable_search(s.identity));
   } else {
     notes.add("unknown", shortened(s.problem, 1000));
   }

@@ -23,7 +23,7 @@ tune::TuneSubject subject_of(const BenchCase& bench, Pass pass, const tune::Tune
           .key = key,
           .tokens_per_rank = bench.tokens_per_rank(),
           .topk_ids = bench.routing.topk_ids,
-          .search = search_for(bench, pass, settings, key.device)};
+          .identity = search_for(bench, pass, settings, key.device)};
 }
 
 tune::Measure measured_by(TuneRank& rank) {

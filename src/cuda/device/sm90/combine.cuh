@@ -152,7 +152,7 @@ __device__ __forceinline__ void push_rows(Sender<Shape>& sender, const PushRows&
     Ring::for_each_buffer(part, [&](int buffer) { sender.give_back(buffer); });
     if (Ring::part_in_slot(part)) sender.give_back_slot();
   }
-  if (!may_signal(ctx.faults, work.name())) return;
+  if (!may_signal(ctx.fault_injection, work.name())) return;
   signal_arrivals<stage>(sender, rows, static_cast<std::uint32_t>(work.width));
 }
 

@@ -143,7 +143,7 @@ struct Sender {
     ptx::bulk_wait<0>();
     ptx::fence_proxy_async();
     __threadfence();
-    if (!is_last() || !may_signal(ctx.faults, work.name())) return;
+    if (!is_last() || !may_signal(ctx.fault_injection, work.name())) return;
     __threadfence();
     for_each_counter<kSignalsOf<stage>>([&](CounterKind kind) {
       const Signal s = tile_signal(ctx.view, kind, work.tile, work.expert);
@@ -159,7 +159,7 @@ struct Sender {
     __syncwarp();
     if (lane != 0) return;
     __threadfence();
-    if (!is_last() || !may_signal(ctx.faults, work.name())) return;
+    if (!is_last() || !may_signal(ctx.fault_injection, work.name())) return;
     __threadfence();
     const Signal s = use_signal(ctx.view, kKind, work.expert);
     ptx::add_release_gpu(ctx.counter(s), s.amount);

@@ -113,8 +113,8 @@ __device__ __forceinline__ void run_loader(const DeviceContext& ctx, const PassM
     tasks.next();
     if (work.stage == Reduce<Shape>::kStage) {
       want_task();
-      Reduce<Shape>::for_each_piece(ctx.view, work, [&](const auto& piece) {
-        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, piece); });
+      Reduce<Shape>::for_each_chunk(ctx.view, work, [&](const auto& chunk) {
+        next_slot([&](auto& slot, auto* full) { Reduce<Shape>::load(ctx, slot, full, chunk); });
       });
       continue;
     }

@@ -5,29 +5,29 @@
 
 namespace uniep::cuda {
 
-/// Reduce by the roles of a CTA: the loader brings the rows of a piece through the pipeline, the
+/// Reduce by the roles of a CTA: the loader brings the rows of a chunk through the pipeline, the
 /// threads of all consumers share its vectors.
 template <class Shape>
 struct Reduce {
   static constexpr Stage kStage = Stage::kReduce;
 
-  /// Calls f(piece) for the pieces of a task, in order.
+  /// Calls f(chunk) for the chunks of a task, in order.
   template <class F>
-  static __device__ __forceinline__ void for_each_piece(const PassView& v, const TileWork& work,
+  static __device__ __forceinline__ void for_each_chunk(const PassView& v, const TileWork& work,
                                                         F&& f) {
-    ReducePieces(v, Shape::kSlotBytes, kConsumerThreads)
+    ReduceChunks(v, Shape::kSlotBytes, kConsumerThreads)
         .for_each(work.first_row, work.first_row + work.rows, f);
   }
 
   static __device__ __forceinline__ void load(const DeviceContext& ctx, OperandSlot<Shape>& slot,
-                                              std::uint64_t* full, const ReducePiece& piece) {
+                                              std::uint64_t* full, const ReduceChunk& chunk) {
     const PassView& v = ctx.view;
     const bf16* from = ctx.peer(v.rank).template get<Tensor::kCombine>() +
-                       std::int64_t{piece.token} * v.slots * v.hidden + piece.col;
-    const int bytes = piece.width * kBf16Bytes;
-    const int rows = piece.tokens * v.slots;
+                       std::int64_t{chunk.token} * v.slots * v.hidden + chunk.col;
+    const int bytes = chunk.width * kBf16Bytes;
+    const int rows = chunk.tokens * v.slots;
     ptx::mbarrier_arrive_expect(full, rows * bytes);
-    if (piece.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
+    if (chunk.width == v.hidden) return ptx::bulk_load(slot.a, from, rows * bytes, full);
     for (int k = 0; k < rows; ++k) {
       ptx::bulk_load(slot.a + k * bytes, from + k * v.hidden, bytes, full);
     }
@@ -41,10 +41,10 @@ struct Reduce {
       copy_dprobs(ctx, work.first_row, work.rows, thread, kConsumerThreads);
     }
     KeptSlots kept(ctx.view, work.first_row + work.rows);
-    for_each_piece(ctx.view, work, [&](const ReducePiece& piece) {
-      const unsigned slots = kept.of(piece.token, piece.tokens);
+    for_each_chunk(ctx.view, work, [&](const ReduceChunk& chunk) {
+      const unsigned slots = kept.of(chunk.token, chunk.tokens);
       const auto* rows = reinterpret_cast<const Vector*>(consumer.wait_slot().a);
-      sum_piece<kGeneral, kPass>(ctx, piece, rows, slots, thread, kConsumerThreads);
+      sum_chunk<kGeneral, kPass>(ctx, chunk, rows, slots, thread, kConsumerThreads);
       consumer.release_slot(consumer.ring.slot);
       consumer.ring.advance();
     });

@@ -22,7 +22,7 @@ __device__ __forceinline__ TileWork reduce_work(const PassView& v, const Task& t
   return {.stage = task.stage,
           .first_row = static_cast<int>(first),
           .rows = tokens,
-          .k_blocks = ReducePieces(v, Shape::kSlotBytes, kConsumerThreads).count(tokens)};
+          .k_blocks = ReduceChunks(v, Shape::kSlotBytes, kConsumerThreads).count(tokens)};
 }
 
 /// Columns of the output from `n` on that a tile holds.
@@ -108,7 +108,7 @@ __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const L
     if (window.left() > 0) {
       task = window.next();
     } else {
-      std::uint32_t i = first_lane ? atomicAdd(queues.ticket, 1u) : 0;
+      std::uint32_t i = first_lane ? atomicAdd(queues.drawn, 1u) : 0;
       i = __shfl_sync(kWholeWarp, i, 0);
       running = i < size;
       if (running) task = window.draw(i);

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/faults.cuh"
+#include "cuda/device/fault_injection.cuh"
 #include "cuda/device/queue_window.cuh"
 #include "cuda/device/sm90/tile_shape.h"
 #include "cuda/ptx/mbarrier.cuh"
@@ -58,7 +58,7 @@ inline constexpr Stage kNoStage = static_cast<Stage>(-1);
 /// Tasks that the scheduler has handed over and some role is not done with.
 inline constexpr int kWorkSlots = 4;
 /// The loader asks for the next task when it has still to load so many slots of the one at hand.
-/// Early enough to hide the ticket and the look at counters, some 3 us. Not earlier: a task drawn
+/// Early enough to hide the draw and the look at counters, some 3 us. Not earlier: a task drawn
 /// long before it begins no longer runs beside its neighbours in the queue, and operands that they
 /// share are in L2 only for as long as they are read at about the same time.
 inline constexpr int kDrawAhead = 8;

@@ -4,7 +4,7 @@
 
 #include "schedule/pass_view.h"
 
-// What a dispatching warp remembers: the pulls that it has read, which piece of them it has got to,
+// What a dispatching warp remembers: the pulls that it has read, which chunk of them it has got to,
 // and whose rows it has yet to signal.
 
 namespace uniep::cuda {
@@ -24,49 +24,49 @@ struct PullBatch {
   int last_row = kNoRow;  // of the expert
 };
 
-/// Where loads or stores have got to: a slot, and a piece of a pull, which is numbered from the
+/// Where loads or stores have got to: a buffer, and a chunk of a pull, which is numbered from the
 /// current batch's first and may be of the upcoming one. Counted up, since a division takes as long
-/// as many a piece.
-struct PiecePosition {
-  int slot = 0;
+/// as many a chunk.
+struct ChunkPosition {
+  int buffer = 0;
   int parity = 0;
   int pull = 0;
-  int piece = 0;
+  int chunk = 0;
 
-  __device__ __forceinline__ void advance(int slots, int pieces) {
-    if (++slot == slots) {
-      slot = 0;
+  __device__ __forceinline__ void advance(int buffers, int chunks) {
+    if (++buffer == buffers) {
+      buffer = 0;
       parity ^= 1;
     }
-    if (++piece == pieces) {
-      piece = 0;
+    if (++chunk == chunks) {
+      chunk = 0;
       ++pull;
     }
   }
 };
 
-/// The lane's rows of a group of pieces that are signalled together: of those that are a pull's
+/// The lane's rows of a group of chunks that are signalled together: of those that are a pull's
 /// last.
-struct PieceRows {
-  static constexpr int kPieces = 4;
+struct ChunkRows {
+  static constexpr int kChunks = 4;
 
-  int row[kPieces] = {kNoRow, kNoRow, kNoRow, kNoRow};
+  int row[kChunks] = {kNoRow, kNoRow, kNoRow, kNoRow};
   int tile = 0;  // Task::tile of their task
   Stage stage = Stage::kDispatch;
 
-  static __device__ __forceinline__ PieceRows none_of(const PullBatch& batch) {
+  static __device__ __forceinline__ ChunkRows none_of(const PullBatch& batch) {
     return {.tile = batch.tile, .stage = batch.stage};
   }
   __device__ __forceinline__ void put(int at, int value) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kChunks; ++i) {
       if (i == at) row[i] = value;
     }
   }
   __device__ __forceinline__ int get(int at) const {
     int value = kNoRow;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kChunks; ++i) {
       if (i == at) value = row[i];
     }
     return value;

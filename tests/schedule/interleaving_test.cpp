@@ -1,11 +1,12 @@
 // Every pass completes for any number of workers, and no task runs before what it reads has been
 // written, which is tracked apart from the counters.
+#include "schedule/interleaving.h"
+
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "schedule/interleaving.h"
 #include "support/ring_rows.h"
 
 namespace uniep::testing {
