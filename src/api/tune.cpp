@@ -303,8 +303,8 @@ TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs
       "plan has pages of a row pool, which serve one forward pass, and a search runs many; a "
       "plan of a layer without a pool is accepted, and what is found holds for layers with one");
   const auto note = [&](ComparedResults& results) {
-    const Communicator& member = layer.communicator();
-    check_forward(layer.problem(), member, plan, args, default_schedule(member.backend()));
+    check_forward(layer.problem(), layer.communicator(), plan, args,
+                  layer.schedule(Pass::kForward));
     results.add(args.out);
   };
   Saved saved;  // held from pass to pass, so that its memory is used again
@@ -318,8 +318,8 @@ TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& a
   CallOptions call = options.call;
   call.keep_pages = true;  // from pass to pass
   const auto note = [&](ComparedResults& results) {
-    const Communicator& member = layer.communicator();
-    check_backward(layer.problem(), member, saved, args, default_schedule(member.backend()));
+    check_backward(layer.problem(), layer.communicator(), saved, args,
+                   layer.schedule(Pass::kBackward));
     results.add(args.dx);
     results.add(args.dprobs);
     results.add(args.dw1);

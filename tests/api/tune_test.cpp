@@ -299,6 +299,7 @@ TEST(ComparedResults, SeeEveryWrongBit) {
   ComparedResults results(Backend::kCpu);
   results.add(std::span(overwritten));
   results.add(WeightGrad(std::span(added_to)));
+  results.hold();
 
   results.prepare();
   for (const bf16 v : overwritten) EXPECT_EQ(v.bits, 0xffff);
