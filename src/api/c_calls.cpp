@@ -241,13 +241,71 @@ void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward&
   b.options.memory.backward_memory = scratch(call->backward_memory, l.needs.backward_memory);
 }
 
+/// Sets the arguments of the first part of a pass.
+void set_data(const uniep_layer& l, const uniep_backward_call* call, std::int64_t t, Backward& b) {
+  const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
+  b.data = {
+      .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
+      .w1 = matrices_of_w1(l, call, b.w1),
+      .w2 = matrices_of_w2(l, call, b.w2),
+      .dx = elements<bf16>(call->dx, t * result_rows(p) * p.hidden, "dx"),
+      .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
+      .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
+      .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
+      .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
+      .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
+      .dshared_probs = of_shared<float>(shared, call->dshared_probs,
+                                        shared_probs(p, call->dshared_probs, t), "dshared_probs")};
+  if (p.save == uniep::Save::kNone || shared) {
+    b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
+  }
+}
+
+/// Sets the arguments of its second part.
+void set_weights(const uniep_layer& l, const uniep_backward_call* call, std::int64_t t,
+                 Backward& b) {
+  const uniep::Problem& p = l.problem();
+  const uniep_layer::Sizes n = l.sizes();
+  const bool shared = p.shared_experts > 0;
+  require_no_bias(p.bias, call->db1, "db1");
+  require_no_bias(p.bias, call->db2, "db2");
+  const Given<void> dw1{.name = "dw1",
+                        .count = n.w1,
+                        .one = call->dw1,
+                        .up = call->dw3,
+                        .each = call->dw1_each,
+                        .interleaved = call->dw_interleaved,
+                        .in_out = call->dw_in_out};
+  const Given<void> dw2{.name = "dw2",
+                        .count = n.w2,
+                        .one = call->dw2,
+                        .each = call->dw2_each,
+                        .in_out = call->dw_in_out};
+  (void)of_shared<bf16>(shared, call->dshared_w1, 0, "dshared_w1");
+  (void)of_shared<bf16>(shared, call->dshared_w2, 0, "dshared_w2");
+  const auto grad = [&](const Given<void>& given, TensorList<bf16>& list,
+                        TensorList<float>& fp32_list) {
+    return weight_grad(call->weight_grad, given, l.local_experts, list, fp32_list);
+  };
+  b.weights = {
+      .dw1 = grad(dw1, b.dw1, b.fp32_dw1),
+      .dw2 = grad(dw2, b.dw2, b.fp32_dw2),
+      .db1 = grad({"db1", n.b1, call->db1}, b.dw1, b.fp32_dw1),
+      .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2),
+      .dshared_w1 = grad({"dshared_w1", n.shared_w1, call->dshared_w1}, b.dw1, b.fp32_dw1),
+      .dshared_w2 = grad({"dshared_w2", n.shared_w2, call->dshared_w2}, b.dw2, b.fp32_dw2)};
+  if (shared) {
+    b.weights.dy = elements<const bf16>(call->dy, t * p.hidden, "dy");
+    b.weights.x = elements<const bf16>(call->x, t * p.hidden, "x");
+  }
+}
+
 }  // namespace
 
 Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   const std::int64_t t = l.tokens(call->tokens);
-  const uniep::Problem& p = l.problem();
-  const uniep_layer::Sizes n = l.sizes();
-  const bool shared = p.shared_experts > 0;
   Backward b;
   b.part = part_of(call);
   b.options = l.options(call->schedule, call->stream);
@@ -260,56 +318,8 @@ Backward backward_of(uniep_layer& l, const uniep_backward_call* call) {
   } else {
     memory = restored_memory(l, call, b);
   }
-  if (b.part != Part::kWeights) {
-    b.data = {
-        .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
-        .w1 = matrices_of_w1(l, call, b.w1),
-        .w2 = matrices_of_w2(l, call, b.w2),
-        .dx = elements<bf16>(call->dx, t * result_rows(p) * p.hidden, "dx"),
-        .dprobs = elements<float>(call->dprobs, t * p.topk, "dprobs"),
-        .b1 = of_bias<const bf16>(p.bias, call->b1, n.b1, "b1"),
-        .b2 = of_bias<const bf16>(p.bias, call->b2, n.b2, "b2"),
-        .shared_w1 = of_shared<const bf16>(shared, call->shared_w1, n.shared_w1, "shared_w1"),
-        .shared_w2 = of_shared<const bf16>(shared, call->shared_w2, n.shared_w2, "shared_w2"),
-        .dshared_probs = of_shared<float>(
-            shared, call->dshared_probs, shared_probs(p, call->dshared_probs, t), "dshared_probs")};
-    if (p.save == uniep::Save::kNone || shared) {
-      b.data.x = elements<const bf16>(call->x, t * p.hidden, "x");
-    }
-  }
-  if (b.part != Part::kData) {
-    require_no_bias(p.bias, call->db1, "db1");
-    require_no_bias(p.bias, call->db2, "db2");
-    const Given<void> dw1{.name = "dw1",
-                          .count = n.w1,
-                          .one = call->dw1,
-                          .up = call->dw3,
-                          .each = call->dw1_each,
-                          .interleaved = call->dw_interleaved,
-                          .in_out = call->dw_in_out};
-    const Given<void> dw2{.name = "dw2",
-                          .count = n.w2,
-                          .one = call->dw2,
-                          .each = call->dw2_each,
-                          .in_out = call->dw_in_out};
-    (void)of_shared<bf16>(shared, call->dshared_w1, 0, "dshared_w1");
-    (void)of_shared<bf16>(shared, call->dshared_w2, 0, "dshared_w2");
-    const auto grad = [&](const Given<void>& given, TensorList<bf16>& list,
-                          TensorList<float>& fp32_list) {
-      return weight_grad(call->weight_grad, given, l.local_experts, list, fp32_list);
-    };
-    b.weights = {
-        .dw1 = grad(dw1, b.dw1, b.fp32_dw1),
-        .dw2 = grad(dw2, b.dw2, b.fp32_dw2),
-        .db1 = grad({"db1", n.b1, call->db1}, b.dw1, b.fp32_dw1),
-        .db2 = grad({"db2", n.b2, call->db2}, b.dw2, b.fp32_dw2),
-        .dshared_w1 = grad({"dshared_w1", n.shared_w1, call->dshared_w1}, b.dw1, b.fp32_dw1),
-        .dshared_w2 = grad({"dshared_w2", n.shared_w2, call->dshared_w2}, b.dw2, b.fp32_dw2)};
-    if (shared) {
-      b.weights.dy = elements<const bf16>(call->dy, t * p.hidden, "dy");
-      b.weights.x = elements<const bf16>(call->x, t * p.hidden, "x");
-    }
-  }
+  if (b.part != Part::kWeights) set_data(l, call, t, b);
+  if (b.part != Part::kData) set_weights(l, call, t, b);
   const bool flagged = truth(call->ignore_overflow, "ignore_overflow");
   if (!pooled) b.restored = l.layer.restore(memory, t, flagged);
   return b;

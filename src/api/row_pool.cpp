@@ -37,7 +37,7 @@ std::int64_t wanted_bytes(const RowPoolOptions& options, const Communicator& com
 void check_start(std::span<const std::byte> memory, Backend backend) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto alignment =
-      static_cast<std::uintptr_t>(backend == Backend::kCpu ? kHostAlignment : kDeviceAlignment);
+      static_cast<std::uintptr_t>(backend == Backend::kCpu ? kCpuAlignment : kDeviceAlignment);
   require(address % alignment == 0, ErrorCode::kInvalidArgument,
           "options.memory starts at address ", address, "; a multiple of ", alignment,
           " is accepted");

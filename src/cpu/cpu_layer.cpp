@@ -33,7 +33,7 @@ class CpuLayer final : public LayerBackend {
         timeout_ms_(wait_limit_ms(options)),
         record_timeline_(options.record_timeline),
         pool_(options.row_pool ? options.row_pool->data() : nullptr),
-        free_pages_(std::dynamic_pointer_cast<HostRowPool>(pool_)),
+        free_pages_(std::dynamic_pointer_cast<CpuRowPool>(pool_)),
         kernels_(agree_to_build(options)),
         number_(comm_.number_layer()),
         needs_(memory_needs(problem, comm_.size())),
@@ -120,8 +120,8 @@ class CpuLayer final : public LayerBackend {
   CpuCommunicator& comm_;
   const int timeout_ms_;
   const bool record_timeline_;
-  const std::shared_ptr<RowPoolData> pool_;        // or null
-  const std::shared_ptr<HostRowPool> free_pages_;  // likewise
+  const std::shared_ptr<RowPoolData> pool_;       // or null
+  const std::shared_ptr<CpuRowPool> free_pages_;  // likewise
   std::optional<LayerHeaps> heaps_;
   std::optional<Heap> own_counters_;  // where the caller brings no workspace
   const Kernels& kernels_;
@@ -166,7 +166,7 @@ RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOpt
   }
   if (!pages) return make_plan(problem_, comm_.rank(), routing, check, flagged);
   const bool fits = check.fault.kind == RoutingFault::Kind::kNone;
-  const auto lease = std::make_shared<HostLease>(
+  const auto lease = std::make_shared<CpuLease>(
       free_pages_, *pages, fits ? pages_of(problem_, comm_.size(), check, comm_.rank()) : 0);
   return make_plan(problem_, comm_.rank(), routing, check, flagged, lease, lease->table());
 }
@@ -416,10 +416,10 @@ MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int
           .rows_of_x = rows_of_x(p, num_ranks, rows),
           .symmetric = hosts * SymmetricLayout(p, num_ranks, kLayerGraph, hosts).bytes,
           .workspace = LocalCounterLayout(p, num_ranks).bytes,
-          .plan = HostPlanLayout(p, num_ranks).bytes,
+          .plan = CpuPlanLayout(p, num_ranks).bytes,
           .forward_memory = RowLayout(p, rows, Pass::kForward).bytes,
           .backward_memory = RowLayout(p, rows, Pass::kBackward).bytes,
-          .alignment = kHostAlignment};
+          .alignment = kCpuAlignment};
 }
 
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,

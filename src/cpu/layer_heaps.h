@@ -39,7 +39,7 @@ class LayerHeaps {
   /// Collective: maps those of the other ranks. `number`: the layer's among the communicator's.
   void map(const LayerMemory& memory, int number, int timeout_ms);
 
-  /// Of one rank.
+  /// The layout of one rank's.
   const SymmetricLayout& layout() const { return layout_; }
   /// [ranks of all hosts].
   const std::vector<std::shared_ptr<Heap>>& of_ranks() const { return of_ranks_; }

@@ -11,9 +11,9 @@
 namespace uniep::cpu {
 
 /// A row pool of a CPU rank.
-class HostRowPool final : public RowPoolData {
+class CpuRowPool final : public RowPoolData {
  public:
-  HostRowPool(const Problem& p, std::int64_t num_pages, const Heap& memory)
+  CpuRowPool(const Problem& p, std::int64_t num_pages, const Heap& memory)
       : RowPoolData(Backend::kCpu, p, num_pages, memory.data()),
         memory_(memory),
         free_(stack(), num_pages) {}
@@ -28,16 +28,16 @@ class HostRowPool final : public RowPoolData {
 };
 
 /// The pages of a plan, which keeps the pool.
-class HostLease final : public PageLease {
+class CpuLease final : public PageLease {
  public:
-  HostLease(std::shared_ptr<HostRowPool> pool, PagePool::Planning& planning, std::int64_t count)
+  CpuLease(std::shared_ptr<CpuRowPool> pool, PagePool::Planning& planning, std::int64_t count)
       : PageLease(pool.get()),
         pool_(std::move(pool)),
         table_(static_cast<std::size_t>(count), kNoPage) {
     planning.take(table_);
     held_ = true;
   }
-  ~HostLease() override { give_back(); }
+  ~CpuLease() override { give_back(); }
 
   /// By row / row_align.
   const std::int32_t* table() const { return table_.data(); }
@@ -46,11 +46,11 @@ class HostLease final : public PageLease {
  private:
   void return_pages() override { pool_->free().give_back(table_); }
 
-  const std::shared_ptr<HostRowPool> pool_;
+  const std::shared_ptr<CpuRowPool> pool_;
   std::vector<std::int32_t> table_;
 };
 
-/// Of at most so many bytes, in the caller's memory if there is any.
+/// A pool of at most so many bytes, in the caller's memory if there is any.
 std::shared_ptr<RowPoolData> make_row_pool(const Problem& problem, std::int64_t bytes,
                                            std::span<std::byte> memory);
 

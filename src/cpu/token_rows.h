@@ -12,7 +12,7 @@ struct TokenRows {
   const float* probs = nullptr;       // [K], where rows are multiplied by them; else null
 };
 
-/// Of a token of this rank, or of one that this rank stands in for.
+/// The rows of a token of this rank, or of a rank that this one stands in for.
 TokenRows token_rows(const PassContext& ctx, int source, std::int64_t token);
 
 /// The rows of these experts added up, k ascending.

@@ -20,7 +20,8 @@ struct Extents {
   UNIEP_HD std::int64_t& operator[](Extent extent) { return of[static_cast<int>(extent)]; }
 };
 
-/// Those that follow from the layer's widths and arithmetic alone. `halves`: 1 without a gate.
+/// The extents that follow from the layer's widths and arithmetic alone. `halves`: 1 without a
+/// gate.
 inline Extents extents_of_widths(int topk, int shared, std::int64_t hidden,
                                  std::int64_t intermediate, int halves = 2, bool has_bias = false,
                                  int result_rows = 1) {
@@ -43,7 +44,7 @@ inline std::int64_t most_received(const Problem& p, int num_ranks, std::int64_t 
   return min_of<std::int64_t>(rows, num_ranks * p.max_tokens);
 }
 
-/// Those of memory for `rows` rows and as many tokens as a rank may hold.
+/// The extents of memory for `rows` rows and as many tokens as a rank may hold.
 inline Extents extents_of(const Problem& p, int num_ranks, std::int64_t rows, int hosts = 1) {
   Extents e = extents_of_widths(p.topk, p.shared_experts, p.hidden, p.intermediate, halves(p),
                                 p.bias, result_rows(p));

@@ -279,7 +279,7 @@ constexpr UNIEP_HD void for_each_counter(CounterSet set, F&& f) {
   }
 }
 
-/// The same of a set that is known when code is compiled.
+/// Calls f for each counter of a set that is known when code is compiled.
 template <CounterSet set, int kind = 0, class F>
 constexpr UNIEP_HD void for_each_counter(F&& f) {
   if constexpr (set >> kind != 0) {
@@ -373,13 +373,13 @@ struct StageRow {
   StagePlace place = StagePlace::kEnter;
   /// The width of what it computes or moves, which kRowTiles and kWeightTiles are cut along.
   Extent cols = Extent::kOne;
-  /// Of kWeightTiles: the height.
+  /// The height of kWeightTiles.
   Extent rows = Extent::kOne;
   /// What a product sums over; kRows: the rows of the expert.
   Extent reduction = Extent::kOne;
   /// 2: a tile has `tile_n / 2` columns of each half of its weights, where these have two.
   int halves = 1;
-  /// Of a product: its left operand, its right one, then what its epilogue reads.
+  /// What a product reads: its left operand, its right one, then its epilogue's.
   TensorList reads{};
   TensorList writes{};
   CounterSet waits = 0;

@@ -62,7 +62,7 @@ void check_weight_grad(const char* name, const WeightGrad& grad, const ExpertSha
   with_matrices(grad, [&](const auto& m) { check_matrices(name, m, shape, written); });
 }
 
-/// Of biases and of shared experts, which are one tensor.
+/// Checks a gradient of biases or of shared experts, which is one tensor.
 void check_one_tensor(const char* name, const WeightGrad& grad, std::int64_t expected,
                       const char* shape) {
   with_matrices(grad, [&](const auto& m) {
@@ -122,7 +122,8 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
           .results_shape = p.slot_rows ? "[T, K, H], with slot_rows," : "[T, H]"};
 }
 
-/// Of shared experts, in forward and in backward; `probs`: shared_probs, or their gradients.
+/// Checks tensors of shared experts, in forward and in backward; `probs`: shared_probs, or their
+/// gradients.
 template <class Args, class T>
 void check_shared(const Sizes& n, const Args& args, const char* name, std::span<T> probs) {
   check_tensor("shared_w1", args.shared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
@@ -333,7 +334,7 @@ void check_memory(const char* name, std::span<T> memory, std::int64_t expected,
           " starts at address ", address, "; a multiple of ", alignment, " is accepted");
 }
 
-/// Of memory that may be larger than what is needed, or empty.
+/// What is needed of memory that may be larger, or empty.
 std::span<std::byte> needed_of(std::span<std::byte> memory, std::int64_t bytes) {
   return memory.first(std::min(memory.size(), static_cast<std::size_t>(bytes)));
 }
@@ -465,7 +466,7 @@ struct SavedMemory {
   std::span<float> row_probs{};
 };
 
-/// Those tokens of a backward pass that it reads; x may be given where it does not.
+/// Notes the tokens that a backward pass reads; x may be given where it does not.
 void note_tokens(const Problem& problem, const BackwardDataArgs& data,
                  const BackwardWeightsArgs& weights, MemoryOfCall& memory) {
   const bool in_place = problem.shared_experts > 0;

@@ -47,7 +47,7 @@ std::optional<std::int64_t> check_saved_memory(const RoutingPlan& plan, const Me
 
 void check_forward_memory(const MemoryNeeds& needs, const SavedData& saved, const ForwardArgs& args,
                           const StepMemory& memory);
-/// Of a whole pass, or without `weights` of its first part.
+/// Checks a whole pass, or without `weights` its first part.
 void check_backward_memory(const MemoryNeeds& needs, const SavedData& saved,
                            const BackwardDataArgs& data, const BackwardWeightsArgs& weights,
                            const StepMemory& memory);

@@ -11,7 +11,7 @@ namespace uniep {
 // What a routing that cannot be planned becomes where its plan was made with CallOptions::overflow:
 // values instead of an error.
 
-/// Of a plan on the host.
+/// Whether a plan that is on the CPU has a fault.
 inline bool has_fault(const RoutingPlan& plan) {
   return plan.data().fault.kind != RoutingFault::Kind::kNone;
 }

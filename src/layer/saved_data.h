@@ -93,7 +93,7 @@ struct SavedData {
   TensorTable tensors;                 // those whose lifetime is kSaved
   /// RowLayout of `rows` (null where there are none), from backward_data until backward_weights.
   std::optional<std::shared_ptr<std::byte>> backward_memory;
-  /// Those of captured calls, which replays write and read again.
+  /// Rows of captured calls, which replays write and read again.
   std::vector<std::shared_ptr<std::byte>> captured_rows;
 
  private:

@@ -16,10 +16,10 @@ class TensorTable {
   }
   UNIEP_HD void* operator[](Tensor t) const { return at_[static_cast<int>(t)]; }
 
-  /// Of a tensor that the pass only reads, const all the same: the table does not know.
+  /// Sets a tensor that the pass only reads: the table does not know const.
   void set(Tensor t, const void* address) { at_[static_cast<int>(t)] = const_cast<void*>(address); }
 
-  /// Those that the layout holds, in memory that starts at `base`.
+  /// Sets those that the layout holds, in memory that starts at `base`.
   void set(const TensorLayout& layout, std::byte* base) {
     for (int i = 0; i < kNumTensors; ++i) {
       const auto tensor = static_cast<Tensor>(i);

@@ -146,7 +146,7 @@ struct SavedLayout : TensorLayout {
   }
 };
 
-/// Of `rows` rows, those that a pass has room for at a time.
+/// How many of `rows` rows a pass has room for at a time.
 inline std::int64_t rows_at_a_time(const Problem& p, std::int64_t rows, Pass pass) {
   return pass == Pass::kBackward && p.backward_rows > 0 ? min_of(rows, p.backward_rows) : rows;
 }
@@ -163,10 +163,10 @@ struct RowLayout : TensorLayout {
 
 /// Multiples at which a caller's memory begins: a cache line on the CPU, the offsets of all layouts
 /// on a GPU.
-inline constexpr std::int64_t kHostAlignment = 64;
+inline constexpr std::int64_t kCpuAlignment = 64;
 inline constexpr std::int64_t kDeviceAlignment = 256;
 
-struct HostPlanHeader {
+struct CpuPlanHeader {
   std::uint64_t magic = 0;
   std::uint64_t checksum = 0;     // of the bytes from here on
   std::uint64_t fingerprint = 0;  // of the routing
@@ -176,15 +176,15 @@ struct HostPlanHeader {
 };
 
 /// A plan of the CPU backend in the caller's memory.
-struct HostPlanLayout {
-  std::int64_t header;           // HostPlanHeader [1]
+struct CpuPlanLayout {
+  std::int64_t header;           // CpuPlanHeader [1]
   std::int64_t tokens_per_rank;  // int64 [ranks]
   std::int64_t topk_ids;         // int32 [tokens of all ranks, K], rank after rank
   std::int64_t bytes;
 
-  HostPlanLayout(const Problem& p, int num_ranks) {
+  CpuPlanLayout(const Problem& p, int num_ranks) {
     detail::Ranges r;
-    header = r.take<HostPlanHeader>(1);
+    header = r.take<CpuPlanHeader>(1);
     tokens_per_rank = r.take<std::int64_t>(num_ranks);
     topk_ids = r.take<std::int32_t>(num_ranks * p.max_tokens * p.topk);
     bytes = r.bytes();

@@ -9,7 +9,7 @@
 namespace uniep {
 namespace {
 
-/// Of one token: who gets it from whom, and what returns to its source.
+/// The routes of one token: who gets it from whom, and what returns to its source.
 class TokenRoutes {
  public:
   TokenRoutes(const Problem& problem, const RankLayout& layout, HostWire wire)

@@ -43,7 +43,7 @@ struct HostTraffic {
 HostTraffic host_traffic(const Problem& problem, const Routing& routing, const RankLayout& layout,
                          HostWire wire);
 
-/// The same in bytes.
+/// What goes over each kind of link, in bytes.
 struct LinkBytes {
   std::int64_t own = 0, nvlink = 0, network = 0;
   friend bool operator==(const LinkBytes&, const LinkBytes&) = default;

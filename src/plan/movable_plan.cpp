@@ -23,10 +23,10 @@ std::vector<T> get(std::span<const std::byte> bytes, std::int64_t offset, std::i
   return values;
 }
 
-/// Of what a header says, as it lies in memory: a damaged one has numbers that no type allows.
+/// The checksum of a header, as it lies in memory: a damaged one has numbers that no type allows.
 std::uint64_t checksum_of(std::span<const std::byte> bytes, std::int64_t header) {
-  constexpr std::int64_t kFirst = offsetof(HostPlanHeader, fingerprint);
-  constexpr std::int64_t kSize = sizeof(HostPlanHeader);
+  constexpr std::int64_t kFirst = offsetof(CpuPlanHeader, fingerprint);
+  constexpr std::int64_t kSize = sizeof(CpuPlanHeader);
   static_assert(kFirst % sizeof(std::uint64_t) == 0 && kSize % sizeof(std::uint64_t) == 0);
   std::uint64_t sum = 0;
   for (const auto word :
@@ -40,29 +40,29 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes, std::int64_t header)
 
 void write_plan(std::span<std::byte> bytes, const Problem& problem, int rank,
                 const Routing& routing) {
-  const HostPlanLayout layout(problem, routing.num_ranks());
-  const HostPlanHeader header{.magic = kMagic,
-                              .fingerprint = fingerprint(routing),
-                              .problem = problem,
-                              .rank = rank,
-                              .num_ranks = routing.num_ranks()};
-  put<HostPlanHeader>(bytes, layout.header, {&header, 1});
+  const CpuPlanLayout layout(problem, routing.num_ranks());
+  const CpuPlanHeader header{.magic = kMagic,
+                             .fingerprint = fingerprint(routing),
+                             .problem = problem,
+                             .rank = rank,
+                             .num_ranks = routing.num_ranks()};
+  put<CpuPlanHeader>(bytes, layout.header, {&header, 1});
   const std::uint64_t checksum = checksum_of(bytes, layout.header);
-  put<std::uint64_t>(bytes, layout.header + offsetof(HostPlanHeader, checksum), {&checksum, 1});
+  put<std::uint64_t>(bytes, layout.header + offsetof(CpuPlanHeader, checksum), {&checksum, 1});
   put(bytes, layout.tokens_per_rank, routing.tokens_per_rank);
   put(bytes, layout.topk_ids, routing.topk_ids);
 }
 
 RoutingPlan read_plan(std::span<const std::byte> bytes, const Problem& problem, int rank,
                       int num_ranks, std::int64_t tokens, bool flagged, int hosts) {
-  const HostPlanLayout layout(problem, num_ranks);
+  const CpuPlanLayout layout(problem, num_ranks);
   const auto require_plan = [](bool ok) {
     require(ok, ErrorCode::kInvalidArgument,
             "memory.plan does not hold a plan; what Layer::plan wrote, unchanged, is accepted");
   };
   const auto words = get<std::uint64_t>(bytes, layout.header, 2);
   require_plan(words[0] == kMagic && words[1] == checksum_of(bytes, layout.header));
-  const HostPlanHeader header = get<HostPlanHeader>(bytes, layout.header, 1)[0];
+  const CpuPlanHeader header = get<CpuPlanHeader>(bytes, layout.header, 1)[0];
   require(header.problem == problem && header.rank == rank && header.num_ranks == num_ranks,
           ErrorCode::kInvalidArgument, "memory.plan holds the plan of rank ", header.rank, " of ",
           header.num_ranks, " for ", to_string(header.problem), "; that of rank ", rank, " of ",

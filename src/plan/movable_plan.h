@@ -6,12 +6,12 @@
 #include "plan/routing.h"
 
 // A plan of the CPU backend as bytes that may lie, and be moved, anywhere: the routing of all
-// ranks, of which the plan is a function (layout/workspace.h: HostPlanLayout). Building it anew
+// ranks, of which the plan is a function (layout/workspace.h: CpuPlanLayout). Building it anew
 // takes far less time than the pass that asks for it.
 
 namespace uniep {
 
-/// `bytes` holds HostPlanLayout(problem, ranks).bytes or more.
+/// `bytes` holds CpuPlanLayout(problem, ranks).bytes or more.
 void write_plan(std::span<std::byte> bytes, const Problem& problem, int rank,
                 const Routing& routing);
 

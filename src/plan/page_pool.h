@@ -30,7 +30,7 @@ class PagePool {
 
     const PageCount& count() const { return count_; }
 
-    /// Of `table.size()` pages, at most those that were free.
+    /// Takes `table.size()` pages, at most those that were free.
     void take(std::vector<std::int32_t>& table) { pool_.take(table); }
 
    private:

@@ -27,14 +27,14 @@ class RemotePlan {
   virtual ~RemotePlan() = default;
   /// Fills what depends on the routing in the host's copy; waits for the device.
   virtual void fetch(PlanData& plan) = 0;
-  /// Of that, the counts; likewise.
+  /// Fetches the counts alone; likewise.
   virtual PlanCounts fetch_counts(const PlanData& plan) = 0;
 };
 
 /// What a RoutingPlan holds: see its accessors for shapes. With `remote`, only what does not depend
 /// on other ranks' routing is there until somebody asks for the rest.
 struct PlanData {
-  /// Of a rank of ranks in this layout, none of which has tokens yet.
+  /// The plan of a rank of ranks in this layout, none of which has tokens yet.
   PlanData(const Problem& of, int own_rank, const RankLayout& of_ranks)
       : problem(of),
         rank(own_rank),
@@ -56,7 +56,7 @@ struct PlanData {
   std::vector<std::int64_t> pull_rows;
   std::vector<std::int32_t> pull_of_row;  // of a plan that is made on the host; -1 for pad rows
   Traffic traffic;
-  /// Of the global routing: equal on all ranks that hold plans of the same batch.
+  /// A hash of the global routing: equal on all ranks that hold plans of the same batch.
   std::uint64_t fingerprint = 0;
   /// Passes of a plan that has a fault fill their results instead of throwing
   /// (CallOptions::overflow).

@@ -32,7 +32,7 @@ struct RoutingCheck {
 /// Throws Error(kInvalidArgument) where there are more or fewer ids than the tokens have.
 RoutingCheck check_routing(const Problem& problem, const Routing& routing);
 
-/// Of a routing without a fault: pages that each rank saves.
+/// Pages that a rank saves, of a routing without a fault.
 std::int64_t pages_of(const Problem& problem, int num_ranks, const RoutingCheck& check, int rank);
 
 /// Adds the fault of row pools that are too full; `pools` has one for each rank.
@@ -47,7 +47,7 @@ RoutingPlan make_plan(const Problem& problem, int rank, const Routing& routing,
                       std::shared_ptr<PageLease> lease = nullptr,
                       const std::int32_t* pages = nullptr);
 
-/// Of the whole routing: equal where routings are, and next to never elsewhere.
+/// A hash of the whole routing: equal where routings are, and next to never elsewhere.
 std::uint64_t fingerprint(const Routing& routing);
 
 }  // namespace uniep

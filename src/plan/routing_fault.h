@@ -47,7 +47,7 @@ UNIEP_HD constexpr Overflow overflow_of(const RoutingFault& fault) {
 }
 inline constexpr bf16 kFaultToken{0x7fc0};  // out and dx of a routing with a fault: NaN
 
-/// Of kPages: of the row pool of that rank.
+/// How large the row pool of the rank of a kPages fault would have to be.
 std::int64_t pool_bytes_that_would_do(const RoutingFault& fault, const Problem& problem);
 
 /// Throws the Error that describes the fault; does nothing where there is none.

@@ -93,7 +93,7 @@ void for_each_slot(const Problem& p, const Routing& routing, F&& f) {
                  });
 }
 
-/// Of every rank, the tokens that it receives.
+/// The number of tokens that each rank receives.
 std::vector<std::int64_t> count_received(const Problem& p, const Routing& routing) {
   const auto ranks = static_cast<std::size_t>(routing.num_ranks());
   std::vector<std::int64_t> received(ranks);

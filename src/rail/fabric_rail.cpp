@@ -285,8 +285,8 @@ void FabricRail::run() {
   }
 }
 
-/// Of a rail that has broken; other hosts would else only see it end. Nothing that has come in
-/// takes effect any more.
+/// Tells other hosts why the rail has broken; they would else only see it end. Nothing that has
+/// come in takes effect any more.
 void FabricRail::say_last(const RailFailure& failure) noexcept try {
   tell_all(failure);
   const Deadline limit = Deadline::in(kLastWords);

@@ -203,7 +203,7 @@ inline UNIEP_HD int expert_of_row(const PassView& v, std::int32_t row) {
   return low;
 }
 
-/// Of one row that a pull has brought: to a counter of kRowGroup ...
+/// The signal of one row that a pull has brought: to a counter of kRowGroup ...
 inline UNIEP_HD Signal row_group_signal(const PassView& v, CounterKind kind, std::int32_t row) {
   return {kind, v.rank, row >> log2_of(static_cast<std::uint32_t>(v.rows_per_counter())), 1};
 }
@@ -213,13 +213,13 @@ inline UNIEP_HD Signal row_signal(const PassView& v, CounterKind kind, std::int3
   return {kind, v.rank, expert_of_row(v, row), 1};
 }
 
-/// Of one task on a tile of rows, `tile` of this expert.
+/// The signal of one task on a tile of rows, `tile` of this expert.
 inline UNIEP_HD Signal tile_signal(const PassView& v, CounterKind kind, std::int64_t tile,
                                    int expert) {
   return {kind, v.rank, v.counter(kind).of == CounterOf::kExpert ? expert : tile, 1};
 }
 
-/// Of one task that has read rows of this expert.
+/// The signal of one task that has read rows of this expert.
 inline UNIEP_HD Signal use_signal(const PassView& v, CounterKind kind, int expert) {
   return {kind, v.rank, expert, 1};
 }
@@ -229,7 +229,7 @@ inline UNIEP_HD int token_block(const PassView& v, const RowOrigin& origin) {
   return origin.token / v.schedule.token_block;
 }
 
-/// Of `elements` that were pushed for tokens of one rank's token block.
+/// The signal of `elements` that were pushed for tokens of one rank's token block.
 inline UNIEP_HD Signal arrival_signal(const PassView& v, CounterKind kind, int rank, int block,
                                       std::uint32_t elements) {
   return {kind, rank, std::int64_t{block} * v.num_ranks + v.rank, elements};

@@ -43,7 +43,7 @@ class MixedBlocks {
  public:
   /// With none.
   MixedBlocks() = default;
-  /// Those of block number `i` of a track.
+  /// The mixed blocks of block number `i` of a track.
   static UNIEP_HD MixedBlocks of(const PassView& v, const TrackList& queue, int track, int i) {
     MixedBlocks mix;
     const Track& t = queue.tracks[track];

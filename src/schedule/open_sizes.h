@@ -28,9 +28,10 @@ Schedule with_sizes(const Schedule& schedule, const Problem& problem);
 /// expert_order=index and head_start=0; one worker at least does not dispatch, and one does where
 /// all did (launch=separate).
 Schedule in_ring(Schedule schedule);
-/// Likewise where tokens come in waves (Problem::first_host): launch=waves, with a launch for each.
+/// The schedule for tokens that come in waves (Problem::first_host): launch=waves, with a launch
+/// for each.
 Schedule in_token_waves(Schedule schedule, const Problem& problem, Pass pass);
-/// Either of these, where the pass has no choice.
+/// Either of these, if the pass has no choice.
 Schedule with_forced_axes(const Schedule& schedule, const Problem& problem, Pass pass);
 Schedule schedule_of_pass(const Schedule& schedule, const Problem& problem, Pass pass);
 

@@ -95,7 +95,7 @@ std::int64_t starting_tile(const PassView& view, int expert, std::int64_t count)
   return first_tile_from(view, expert, starting_token(view));
 }
 
-/// Of the rows that the pass dispatches, in canonical order.
+/// The pulls of the rows that the pass dispatches, in canonical order.
 std::vector<Pull> canonical_pulls(const PassView& view, const PlanData& plan) {
   const bool dedup = view.schedule.dispatch_wire == DispatchWire::kDedup;
   std::vector<Pull> pulls;

@@ -161,7 +161,7 @@ struct PassView {
   // [token blocks, ranks]: slots of own tokens there, on this host
   const std::int64_t* slots_to_peer = nullptr;
 
-  /// Of tokens that are gathered, and come in waves (token_waves.h).
+  // Tokens that are gathered, and come in waves (token_waves.h).
   int gathered_hosts = 1;
   int first_host = -1;
   std::int64_t most_tokens = 0;  // of a rank: of each host as many
@@ -186,7 +186,8 @@ struct PassView {
   /// Tokens and rows cross between hosts in as many pieces: of each block the tokens that it is the
   /// first to need on its host, and the rows and sums that it completes.
   UNIEP_HD int num_pieces() const { return num_blocks(); }
-  /// Of a rank's piece among counters of kCrossing: the same in all passes, whatever their waves.
+  /// The number of a rank's piece among counters of kCrossing: the same in all passes, whatever
+  /// their waves.
   UNIEP_HD std::int64_t crossing_index(int source, std::int64_t piece) const {
     return source * num_local_experts * kMostWaves + piece;
   }
@@ -202,7 +203,7 @@ struct PassView {
   UNIEP_HD const std::int32_t* ids_of(int source, std::int64_t token) const {
     return across->all_topk_ids + (across->first_token[source] + token) * topk;
   }
-  /// Of one that topk_ids name.
+  /// The rank of an expert that topk_ids name.
   UNIEP_HD int rank_of_expert(std::int32_t expert) const { return expert / routed_experts(); }
   /// Rows of out and dx that a token has.
   UNIEP_HD int result_rows() const { return slot_rows ? topk : 1; }
@@ -252,7 +253,7 @@ struct ColumnRange {
   std::int64_t count = 0;
 };
 
-/// Those of column tile `n`; the last one may be narrower.
+/// The columns of column tile `n`; the last one may be narrower.
 inline UNIEP_HD ColumnRange column_tile(const StageGrid& grid, std::int64_t n) {
   const std::int64_t first = n * grid.tile_cols;
   return {first, min_of(grid.tile_cols, grid.cols - first)};

@@ -52,7 +52,7 @@ Returns::Returns(const PassView& view, const RowBlocks& blocks) : view_(view) {
   list_returned();
 }
 
-/// Of a row that a rank makes for another host's.
+/// Counts a row that a rank makes for a rank of another host.
 void Returns::count_push(int source, int rank, std::int32_t block) {
   const RankLayout& layout = view_.layout;
   if (!layout.same_host(rank, view_.rank)) return;
@@ -83,7 +83,7 @@ void Returns::add(int source, const ReturnedRow& row, int rank, std::int32_t pie
   }
 }
 
-/// Of a piece tokens ascend, so that those of a block of tokens are neighbours.
+/// Lists what goes back. In a piece tokens ascend, so that those of a token block are neighbours.
 void Returns::list_returned() {
   std::ranges::stable_sort(items_, {}, [](const Item& i) { return std::pair(i.host, i.piece); });
   auto item = items_.begin();

@@ -74,7 +74,7 @@ std::string axis_list() {
   return list;
 }
 
-/// Of a word that is no pair: a preset, with its number if it takes one.
+/// The preset that a word which is no pair was meant to be, with its number if it takes one.
 std::string nearest_preset(std::string_view word) {
   return nearest_clause(word.substr(0, word.find(':')), preset_words());
 }

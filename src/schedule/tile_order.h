@@ -44,12 +44,12 @@ inline UNIEP_HD std::int64_t starting_token(const PassView& v) {
   return token_order(v).number(starting_source(v), 0);
 }
 
-/// Of an expert's `count` tiles, those that waves before this one take.
+/// How many of an expert's `count` tiles waves before this one take.
 inline UNIEP_HD std::int64_t wave_begin(const PassView& v, std::int64_t count, int wave) {
   return count * wave / v.schedule.waves;
 }
 
-/// Likewise of an expert, whose waves may be those of tokens.
+/// How many of an expert's tiles waves before this one take; they may be waves of tokens.
 inline UNIEP_HD std::int64_t wave_begin(const PassView& v, int expert, std::int64_t count,
                                         int wave) {
   if (v.comes_in_waves()) return token_wave_begin(v, expert, count, wave);

@@ -37,7 +37,7 @@ inline UNIEP_HD TokenOrder token_order(const PassView& v) {
   return {v.num_ranks, v.gathered_hosts, v.most_tokens};
 }
 
-/// Of the host that is so many behind the first.
+/// The first token of the host that comes `behind` hosts after the first.
 inline UNIEP_HD std::int64_t first_token_of_host(const PassView& v, int behind) {
   return (v.first_host + behind) % v.gathered_hosts * token_order(v).of_host();
 }
@@ -51,7 +51,7 @@ inline UNIEP_HD std::int64_t first_token_of_wave(const PassView& v, int wave) {
   return first + token_order(v).of_host() / 2 / block * block;
 }
 
-/// Of all ranks.
+/// The tokens of a wave, of all ranks.
 inline UNIEP_HD TokenRun tokens_of_wave(const PassView& v, int wave) {
   const std::int64_t begin = first_token_of_wave(v, wave);
   const std::int64_t next = first_token_of_wave(v, (wave + 1) % v.schedule.waves);
@@ -88,7 +88,7 @@ struct WaveRun {
   int first = 0, count = 0;
 };
 
-/// Those of other hosts' tokens that are complete behind a launch, and not behind one before; their
+/// The waves of other hosts' tokens that are complete after a launch, and were not before it. Their
 /// results are wanted before the pass ends.
 inline UNIEP_HD WaveRun waves_done_early(const PassView& v, int launch) {
   if (!v.comes_in_waves() || v.pass == Pass::kBackward) return {};
@@ -115,7 +115,7 @@ inline UNIEP_HD std::int64_t first_row_from(const PassView& v, int expert, std::
   return low;
 }
 
-/// Of the wave's tokens.
+/// The first row of an expert that has a token of the wave or a later one.
 inline UNIEP_HD std::int64_t first_row_of_wave(const PassView& v, int expert, int wave) {
   return first_row_from(v, expert, first_token_of_wave(v, wave));
 }
@@ -147,7 +147,7 @@ inline UNIEP_HD bool seam_has_all(const PassView& v, int expert) {
   return own > 0 && others_follow && (own - 1) / v.schedule.tile_m == others / v.schedule.tile_m;
 }
 
-/// Of an expert's `count` tiles, those that waves before this one take.
+/// How many of an expert's `count` tiles waves before this one take.
 inline UNIEP_HD std::int64_t token_wave_begin(const PassView& v, int expert, std::int64_t count,
                                               int wave) {
   if (wave == 0 || wave == v.schedule.waves) return wave == 0 ? 0 : count;

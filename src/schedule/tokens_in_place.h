@@ -19,7 +19,7 @@ inline UNIEP_HD bool is_dispatched(const PassView& v, int expert) {
   return dispatches_shared(v) || !v.is_shared(expert);
 }
 
-/// Of a pull's rows, those that dispatch brings: rows of shared experts are a token's last.
+/// How many of a pull's rows dispatch brings: rows of shared experts are a token's last.
 inline UNIEP_HD std::int32_t dispatched_rows(const PassView& v, const Pull& pull) {
   if (pull.source != v.rank || dispatches_shared(v)) return pull.num_rows;
   return pull.num_rows - v.shared_experts;

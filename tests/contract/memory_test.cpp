@@ -351,15 +351,15 @@ TEST_F(RefusedMemory, ThatDoesNotHoldAPlan) {
   EXPECT_EQ(refusal([&] { layer.restore(of_other, data_.tokens); }),
             cat("memory.plan holds the plan of rank 0 of 1 for ", to_string(other),
                 "; that of rank 0 of 1 for ", to_string(problem_), " is accepted"));
-  const auto header = static_cast<std::size_t>(HostPlanLayout(problem_, 1).header);
-  for (std::size_t i = 0; i < sizeof(HostPlanHeader); ++i) {
+  const auto header = static_cast<std::size_t>(CpuPlanLayout(problem_, 1).header);
+  for (std::size_t i = 0; i < sizeof(CpuPlanHeader); ++i) {
     for (const std::byte bits : {std::byte{1}, std::byte{0xff}}) {
       m.plan[header + i] ^= bits;
       EXPECT_EQ(restored(data_.tokens), kNoPlan) << "byte " << i << " of the header changed";
       m.plan[header + i] ^= bits;
     }
   }
-  m.plan[static_cast<std::size_t>(HostPlanLayout(problem_, 1).topk_ids)] ^= std::byte{1};
+  m.plan[static_cast<std::size_t>(CpuPlanLayout(problem_, 1).topk_ids)] ^= std::byte{1};
   EXPECT_EQ(restored(data_.tokens), kNoPlan) << "an id changed";
 }
 

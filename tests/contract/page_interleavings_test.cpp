@@ -233,17 +233,17 @@ class RankOfInterleavings {
         << name << " of layer " << step.layer;
   }
 
-  const cpu::HostLease* lease_of(const Step& step) const {
+  const cpu::CpuLease* lease_of(const Step& step) const {
     if (!step.plan && step.saved.data() == nullptr) return nullptr;
     const RoutingPlan& plan = step.plan ? *step.plan : step.saved.plan();
-    return dynamic_cast<const cpu::HostLease*>(plan.data().lease.get());
+    return dynamic_cast<const cpu::CpuLease*>(plan.data().lease.get());
   }
 
   void expect_no_page_twice(unsigned seed) {
     join();
     std::vector<std::int32_t> pages = free_pages();
     for (const Step& step : steps_) {
-      const cpu::HostLease* lease = lease_of(step);
+      const cpu::CpuLease* lease = lease_of(step);
       if (lease == nullptr || !lease->is_held()) continue;
       pages.insert(pages.end(), lease->table(), lease->table() + lease->pages());
     }

@@ -247,7 +247,7 @@ TEST_F(OneRank, ADefaultPoolHasHalfOfTheFreeMemory) {
 
 TEST_F(OneRank, PlansAreMadeOneAtATime) {
   {
-    PagePool& free = dynamic_cast<cpu::HostRowPool&>(*pool_.data()).free();
+    PagePool& free = dynamic_cast<cpu::CpuRowPool&>(*pool_.data()).free();
     const PagePool::Planning another(free);
     expect_invalid(
         "rank 0: another thread is in Layer::plan of a layer with the same row pool; one at a time "

@@ -52,7 +52,7 @@ class GuardedMemory {
   }
 
  private:
-  static constexpr std::align_val_t kAlign{kHostAlignment};
+  static constexpr std::align_val_t kAlign{kCpuAlignment};
   static constexpr std::size_t kGuard = 64;
   static constexpr std::byte kGuardByte{0x5a};
   struct Free {

@@ -80,7 +80,7 @@ inline void pack_transposed_block(const bf16* src, Index src_stride, Index rows,
   }
 }
 
-/// The same for any number of columns k. By turns the last are read one by one: nothing may lie
+/// Packs any number of columns k. By turns the last are read one by one: nothing may lie
 /// behind them.
 template <Spacing spacing>
 void pack_transposed(const bf16* src, Index src_stride, Index rows, Index k, float* dst,
