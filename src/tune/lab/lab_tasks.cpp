@@ -105,7 +105,7 @@ class LayerSampler {
     }
   }
 
-  /// Of tasks that followed another on their worker.
+  /// Samples only tasks that followed another on their worker.
   void sample_moves(const Schedule& schedule, Stage stage, double TaskSample::*seconds,
                     std::vector<Observation>& to) {
     const PassOrder order(lab_.plan(), Pass::kForward, schedule);
@@ -150,7 +150,7 @@ TaskFigures measure_tasks(ProfileLab& lab, const LabOptions& options) {
     for (const int token_block : kReduceBlocks) sampler.sample_reduce(token_block);
     options.progress();
   }
-  // Of a reduce task the items are its tokens, and bytes follow from them: bytes alone count.
+  // The items of a reduce task are its tokens, and bytes follow from them: bytes alone count.
   for (Observation& o : figures.reduce) o.sizes[1] = 0;
   return figures;
 }

@@ -17,7 +17,7 @@ MoveSize move_size(const PassView& v, const Task& task);
 /// Seconds of one worker for each task of a pass under a schedule, without waits and transfers.
 class TaskCosts {
  public:
-  /// Of `workers` that compute side by side.
+  /// The costs for workers of which `workers` compute side by side.
   TaskCosts(const MachineProfile& profile, const PassView& view, int workers);
 
   double of(const PassView& v, const Task& task) const;
@@ -40,7 +40,7 @@ class TaskCosts {
 inline std::int64_t token_bytes(const PassView& v, Stage stage) {
   return v.stage(stage).wire.pulled_token;
 }
-/// Of so many tokens, as the pass publishes them.
+/// The bytes of so many tokens, as the pass publishes them.
 inline std::int64_t published_bytes(const PassView& v, std::int64_t tokens) {
   std::int64_t bytes = 0;
   for (const StageView& stage : v.stages) bytes += tokens * stage.wire.pulled_token;
