@@ -35,7 +35,7 @@ class StreamOrder {
     captured_ = begin_on(stream_);
   }
 
-  /// Of the call at hand, or else of the last.
+  /// The stream of the call at hand, or else of the last.
   cudaStream_t stream() const { return stream_; }
   /// Whether that call is captured in a CUDA graph.
   bool captured() const { return captured_; }

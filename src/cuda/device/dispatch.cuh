@@ -156,7 +156,7 @@ class DispatchWarp {
     if constexpr (!kKinds.ring) return false;
     return in_ring_;
   }
-  /// Of these, the pulls whose rows there is room for.
+  /// How many of the pulls at hand have room for their rows.
   __device__ __forceinline__ int pulls_with_room() const {
     if (!in_ring()) return pulls_at_hand();
     if (current_.expert > roomy_) return 0;
@@ -181,8 +181,8 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[first + lane_]);
   }
 
-  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
-  /// saved. A token's place stays.
+  /// The row of the tensor that this pass dispatches to: what is dispatched again is not saved. A
+  /// token's place stays.
   __device__ __forceinline__ int place_of(int row) const {
     if constexpr (kKinds.saves) {
       if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));

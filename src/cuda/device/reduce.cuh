@@ -124,7 +124,7 @@ __device__ __forceinline__ void sum_chunk(const DeviceContext& ctx, const Reduce
                                           int threads) {
   const int topk = known_here(ctx.view.topk);
   const int token_slots = known_here(ctx.view.slots);
-  // Of slot_rows each slot is a sum of its own.
+  // With slot_rows each slot is a sum of its own.
   const int sum_slots = kGeneral && ctx.view.slot_rows ? 1 : token_slots;
   const int sums = token_slots / sum_slots;  // of a token
   const int vectors = chunk.width / kVectorElements;

@@ -8,7 +8,7 @@
 
 namespace uniep::cuda {
 
-/// Of an expert.
+/// The biases of an expert.
 __device__ __forceinline__ const bf16* b1_of(const DeviceContext& ctx, int expert) {
   return ctx.get<Tensor::kB1>() + expert * ctx.view.h_width();
 }
@@ -50,7 +50,7 @@ class SpreadBias {
       pairs[first + 1] = add_pairs(pairs[first + 1], bias);
     });
   }
-  /// Likewise, times the factors of the thread's two rows.
+  /// Adds it times the factors of the thread's two rows.
   __device__ __forceinline__ void add_to(int span, int group, const float (&factors)[2],
                                          std::uint32_t* pairs) const {
     for_each_eighth(span, group, [&](int first, std::uint32_t bias) {

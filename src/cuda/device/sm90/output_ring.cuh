@@ -55,7 +55,7 @@ struct OutputRing {
   static constexpr int kParts = Shape::kN / kPushCols;
   static __device__ constexpr bool part_in_slot(int part) { return part + 1 < kParts; }
 
-  /// Where the part's 64 rows begin.
+  /// The beginning of the part's 64 rows.
   static __device__ __forceinline__ std::uint8_t* rows(PassShared<Shape>& shared, int consumer,
                                                        int slot, int part) {
     return box(shared, consumer, slot, part_in_slot(part) ? kFirstInSlot : 0);

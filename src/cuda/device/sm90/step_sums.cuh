@@ -49,8 +49,8 @@ class SumParts {
   unsigned parts_;
 };
 
-/// Where this lane's row of fragments lies within any box: box_address less the box's, so that it
-/// need not be found anew for every step.
+/// The offset of this lane's row of fragments within any box: box_address less the box's, so that
+/// it need not be found anew for every step.
 template <class Shape>
 __device__ __forceinline__ std::uint32_t offset_in_box(const Sender<Shape>& sender) {
   const std::uint8_t* const box = sender.shared.slots[0].a;
@@ -190,7 +190,7 @@ class ColumnSums {
   }
 
  private:
-  /// Of the rows behind the last one.
+  /// Zeroes the rows behind the last one.
   static __device__ __forceinline__ void clear_behind(int rows,
                                                       MatrixPairs (&pairs)[kEighths / 2]) {
 #pragma unroll
@@ -217,7 +217,7 @@ class StepProbs {
     for (int i = 0; i < 2; ++i) of_[i] = __ldcg(probs + 2 * ptx::lane_id() + i);
   }
 
-  /// Of the first `rows` rows; behind these there are no probabilities.
+  /// The factors of the first `rows` rows; behind these there are no probabilities.
   __device__ __forceinline__ StepFactors factors(const PassView& v, int rows) const {
     StepFactors factors;
 #pragma unroll
