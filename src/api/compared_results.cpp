@@ -116,7 +116,7 @@ void ComparedResults::expect_this() {
 }
 
 std::int64_t ComparedResults::count_differing() const {
-  // Of memory on a device, so many bytes are looked at together.
+  // So many bytes are compared at a time: those of a device are copied first.
   constexpr std::size_t kPiece = std::size_t{64} << 20;
   std::vector<std::byte> piece;
   std::int64_t differing = 0;

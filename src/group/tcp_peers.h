@@ -21,7 +21,7 @@ struct Step {
   std::uint64_t round = 0;  ///< its number among all_gathers; 0: joining
   Deadline deadline = Deadline::in(std::chrono::milliseconds(limit_ms));
 
-  /// The same time once more, from now on: for bytes that keep moving.
+  /// A deadline as long as the step's, from now on: for bytes that keep moving.
   Deadline renewed() const { return Deadline::in(std::chrono::milliseconds(limit_ms)); }
 };
 

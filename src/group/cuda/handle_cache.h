@@ -20,7 +20,7 @@ class HandleCache {
   };
   explicit HandleCache(Functions functions) : functions_(std::move(functions)) {}
 
-  /// Where `handle` is mapped for this thread's current device, which is `device`.
+  /// The address at which `handle` is mapped for this thread's current device, which is `device`.
   void* acquire(int device, const std::string& handle);
 
   /// For each `acquire`; the last one unmaps. Where that throws, the handle is forgotten all the

@@ -11,8 +11,9 @@
 
 namespace uniep::cuda {
 
-/// By these the ranks that have each other's memory mapped say that they have let go of it. They do
-/// not destroy their objects together, and memory must not be freed while a peer may use it.
+/// The words by which ranks that have each other's memory mapped say that they have let go of it.
+/// They do not destroy their objects together, and memory must not be freed while a peer may use
+/// it.
 ///
 /// A rank has a word for each of its peers, in device memory that is never freed: so the peer's
 /// last access, by which it says so, always finds it.
