@@ -68,7 +68,7 @@ std::size_t fitting(std::string_view utf8, const TextStyle& style, double width)
   return utf8.size();
 }
 
-/// Where a line that has room for `room` bytes ends: behind a place to break, unless that would
+/// The end of a line that has room for `room` bytes: behind a place to break, unless that would
 /// leave most of the line empty.
 std::size_t line_end(std::string_view rest, std::size_t room) {
   if (room >= rest.size()) return rest.size();
