@@ -50,7 +50,7 @@ int env_hosts();
 std::string env_host_id();
 /// UNIEP_SOCKET_IFNAME; empty: the interface is found.
 std::string env_socket_interface();
-/// Of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
+/// The bandwidth of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
 double env_network_gbps();
 
 /// "emulated, 1 GB/s and 5 us": that link, for reports; empty where there is none.
