@@ -38,7 +38,7 @@ struct Fastest {
   double ratio = 1;  ///< how many times as long the other takes
 };
 
-/// Of the means of the logarithms of times.
+/// The fastest schedule by the means of the logarithms of times.
 Fastest fastest_of(Pass pass, const std::vector<double>& logs) {
   const auto best = static_cast<std::size_t>(std::ranges::min_element(logs) - logs.begin());
   std::size_t other = 0;

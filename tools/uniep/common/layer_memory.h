@@ -34,7 +34,7 @@ StepRows room_for(const Problem& problem, int ranks, std::int64_t rows);
 
 RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows, int hosts = 1);
 
-/// Of one rank, where every expert has the same share, and tokens choose theirs apart.
+/// The rows of one rank if every expert has the same share, and tokens choose theirs apart.
 StepRows balanced_rows(const Problem& problem, int ranks);
 
 /// Elements of the experts' weights of one rank, w1 and w2.
