@@ -14,8 +14,8 @@ namespace uniep {
 class RowPoolData;
 
 struct RowPoolOptions {
-  /// Of the pool, which has as many whole pages as fit. 0: half of the memory that is free now; on
-  /// the CPU, a rank's share of its host's.
+  /// The size of the pool, which has as many whole pages as fit. 0: half of the memory that is free
+  /// now; on the CPU, a rank's share of its host's.
   std::int64_t bytes = 0;
   /// The caller's memory for it, at a multiple of MemoryNeeds::alignment. Empty: uniep's own.
   std::span<std::byte> memory{};
