@@ -48,7 +48,7 @@ std::string device_of(const Tensor& tensor) {
   return "a device that is neither CPU nor CUDA";
 }
 
-// By the shim's own numbers.
+// The type by the shim's own numbers.
 std::int32_t shim_type(ScalarType type) {
   switch (type) {
     case ScalarType::BFloat16:
