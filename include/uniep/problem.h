@@ -66,7 +66,7 @@ enum class Probs : int {
 
 constexpr const char* name(Probs probs) { return probs == Probs::kBefore ? "before" : "after"; }
 
-/// In what the sums of combine groups are added up, as they come from where they were made.
+/// The type in which the sums of combine groups come from where they were made, to be added up.
 enum class CombinePartials : int {
   kFp32,  ///< as they are
   kBf16   ///< each is rounded once, so that half the bytes travel

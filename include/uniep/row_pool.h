@@ -30,10 +30,10 @@ struct RowPoolOptions {
 /// A handle; copies mean the same pool, which lives as long as anything that uses it.
 class UNIEP_API RowPool {
  public:
-  /// For layers of this `problem` (of hidden, intermediate, row_align, save and recompute_h; the
-  /// rest may differ) of this member of a group. Not collective, and ranks' pools may differ in
-  /// size. Throws Error(kInvalidArgument) where there is no room for a page, and
-  /// Error(kUnsupported) where the backend has no pools.
+  /// Makes a pool for layers of this `problem` (of hidden, intermediate, row_align, save and
+  /// recompute_h; the rest may differ) of this member of a group. Not collective, and ranks' pools
+  /// may differ in size. Throws Error(kInvalidArgument) if there is no room for a page, and
+  /// Error(kUnsupported) if the backend has no pools.
   RowPool(const Problem& problem, const Communicator& communicator,
           const RowPoolOptions& options = {});
   RowPool(const RowPool&) = default;  // and so for moving: a handle is never empty
