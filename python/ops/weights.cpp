@@ -6,7 +6,7 @@ namespace uniep::ops {
 
 namespace {
 
-/// As a tensor of it has them.
+/// The size as a tensor of the layout has it.
 MatrixSize lying(const Layout& layout, const MatrixSize& size) {
   return layout.in_out ? MatrixSize{size.cols, size.rows} : size;
 }
