@@ -19,7 +19,7 @@ namespace {
 // What is done to the caller's memory on the host or the device. On the device each waits until it
 // is done, for any stream: streams that do not wait for the default one would not wait for it.
 
-/// Until what the caller has put on any stream is done: gradients may still be written.
+/// Waits until what the caller has put on any stream is done: gradients may still be written.
 void wait_for_caller(Backend backend) {
 #ifdef UNIEP_HAS_CUDA
   if (backend == Backend::kCuda) {

@@ -80,7 +80,7 @@ class GroupCall : public Call {
   CollectiveCall call_;
 };
 
-/// In a process that was forked off nothing is let go of: what holds it is its parent's.
+/// Lets go of a backend, but not in a process that was forked off: what holds it is its parent's.
 void end(std::unique_ptr<LayerBackend>& backend) {
   if (backend && !backend->usage.in_own_process()) (void)backend.release();
   backend.reset();

@@ -207,7 +207,7 @@ TuneResult from_bytes(const std::string& bytes) {
           .problem = texts.substr(end + 1)};
 }
 
-/// On rank 0: the whole search.
+/// The whole search. Called on rank 0.
 tune::TuneOutcome search(const tune::TuneSubject& subject, const tune::TuneSettings& settings,
                          GroupPasses& passes) {
   tune::Tuner tuner(subject, settings);
