@@ -24,8 +24,8 @@ struct UnknownVariable {
   std::string name;
   std::string nearest;  ///< the listed one that was probably meant; empty: none is near
 };
-/// In the order of their names. What the build, tests and scripts of this repository
-/// read is known.
+/// The unknown variables, in the order of their names. What the build, tests and scripts of this
+/// repository read is known.
 std::vector<UnknownVariable> unknown_environment_variables();
 
 /// The longest limit of a wait that is accepted, in milliseconds: 50 minutes, so that kernels can
