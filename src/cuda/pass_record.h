@@ -22,7 +22,7 @@ class PassRecord {
   /// A pass of this plan, or `part` of one, comes next.
   void announce(const RoutingPlan& plan, PassPart part, const Schedule& schedule,
                 const StreamOrder& calls);
-  /// Its launches come next.
+  /// The pass begins: its launches come next.
   void start(Pass pass, const StreamOrder& calls);
   /// Ends a launch; without a stage where it holds several.
   void lap(std::optional<Stage> stage, cudaStream_t stream) { clock_.lap(stage, stream); }

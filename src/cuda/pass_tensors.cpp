@@ -94,7 +94,8 @@ class Mapper {
   /// What the epilogue reads: a whole tile of rows.
   CUtensorMap tile(Tensor tensor) const { return map(tensor, kTileM, kTileM); }
 
-  /// In place of that tensor, one of its shape that is added to: one swizzle row by 64.
+  /// The map of `data`, a tensor of that one's shape that is added to in its place: one swizzle row
+  /// by 64.
   CUtensorMap sums(Tensor tensor, Element element, const void* data) const {
     return map_of(kLayerGraph[tensor], element, data, kBox, kBox);
   }

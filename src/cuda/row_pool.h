@@ -71,7 +71,7 @@ class DeviceLease final : public PageLease {
     give_back();
   }
 
-  /// Behind what is on the stream.
+  /// Gives the pages back, after what is on the stream.
   void give_back_on(cudaStream_t stream, bool captured);
 
  private:

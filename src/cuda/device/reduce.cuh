@@ -44,8 +44,8 @@ class ReduceChunks {
   }
 
  private:
-  /// As many as let a token's rows of them fit `slot_bytes`, or as are summed in a step where that
-  /// leaves fewer threads without a vector.
+  /// The most columns of which a token's rows fit `slot_bytes`, or as many as are summed in a step
+  /// if that leaves fewer threads without a vector.
   __device__ __forceinline__ int columns_of(int slot_bytes, int step) const {
     const int most = slot_bytes / (kBf16Bytes * slots_) / kVectorElements * kVectorElements;
     const int chunks = ceil_div(hidden_, most);

@@ -86,7 +86,7 @@ class BiasOfH {
     }
   }
 
-  /// To the pairs of 64 columns of a part.
+  /// Adds the bias to the pairs of 64 columns of a part.
   __device__ __forceinline__ void add_to(const PassView& v, int part, int chunk,
                                          std::uint32_t (&pairs)[kPairs]) const {
     if (!v.choice.has_bias) return;

@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_rows_and_weights(const DeviceContext& ctx,
                    });
 }
 
-/// For stages whose epilogue reads nothing ahead.
+/// What stages have whose epilogue reads nothing ahead.
 struct Nothing {
   Nothing() = default;
   __device__ __forceinline__ Nothing(const DeviceContext&, const TileWork&) {}

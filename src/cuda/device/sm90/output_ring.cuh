@@ -80,7 +80,7 @@ class BufferParities {
   unsigned bits_ = 0;
 };
 
-/// For stages that borrow a pipeline slot for output buffers, or need none: nothing is loaded.
+/// The slots of stages that borrow one for output buffers, or need none: nothing is loaded.
 template <class Shape, bool kBorrow>
 struct EmptyEpilogueSlots {
   static constexpr int kEpilogueSlots = kBorrow ? 1 : 0;

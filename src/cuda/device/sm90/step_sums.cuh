@@ -96,7 +96,7 @@ class RowDots {
     });
   }
 
-  /// Behind the row's groups.
+  /// Stores the sums behind the row's groups.
   __device__ __forceinline__ void store(const Sender<Shape>& sender, const TileWork& work) const {
     const std::int64_t sums = dprob_sums(sender.ctx.view);
     parts_.for_each([&](int part) {
@@ -112,7 +112,7 @@ class RowDots {
   }
 
  private:
-  /// Ahead of the step: b2 in its columns, two a lane.
+  /// Reads b2 in the columns of a step before it comes, two a lane.
   __device__ __forceinline__ void read(const DeviceContext& ctx, int k) {
     factors_ = pair_at(b2_, k * kTileK + 2 * ptx::lane_id(), ctx.view.hidden);
   }
@@ -210,7 +210,7 @@ class ColumnSums {
 /// The probabilities of a step's rows, and what db2 counts the rows times.
 class StepProbs {
  public:
-  /// From row `first` of the plan on.
+  /// Reads the probabilities from row `first` of the plan on.
   __device__ __forceinline__ void read(const DeviceContext& ctx, int first) {
     const float* probs = ctx.get<Tensor::kRowProbs>() + ctx.row<Tensor::kRowProbs>(first);
 #pragma unroll
@@ -277,7 +277,7 @@ class BiasSums {
  private:
   static constexpr bool kWeighs = kWgrad == Stage::kWgrad2;  // rows of dy; those of dh have been
 
-  /// Ahead of the step.
+  /// Reads what a step weighs its rows by before it comes.
   __device__ __forceinline__ void read(const DeviceContext& ctx, const TileWork& work, int k) {
     if constexpr (kWeighs) {
       if (k * kTileK < work.rows) probs_.read(ctx, work.plan_row + k * kTileK);

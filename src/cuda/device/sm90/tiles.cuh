@@ -52,7 +52,7 @@ struct TileWork {
 
   __device__ __forceinline__ TaskName name() const { return {stage, index}; }
 };
-/// In place of a stage: no more tasks.
+/// What stands in place of a stage when there are no more tasks.
 inline constexpr Stage kNoStage = static_cast<Stage>(-1);
 
 /// Tasks that the scheduler has handed over and some role is not done with.

@@ -242,7 +242,7 @@ struct Wgrad {
     }
   }
 
-  /// To 16 rows of the slot's columns.
+  /// Adds the sums to 16 rows of the slot's columns.
   static __device__ __forceinline__ void add_to_boxes(const std::uint8_t* rows, const float* acc) {
     const std::uint32_t first =
         std::is_same_v<Main, bf16> ? box_address(rows) : float_box_address(rows);
