@@ -47,7 +47,7 @@ class IpcMapping final : public SymmetricMemory::Mapping {
     (void)cudaGetLastError();
   }
 
-  /// For the peers, who may map it from now on.
+  /// The memory and words as bytes for the peers, who may map them from now on.
   std::string exported() {
     const IpcPart memory = export_part(memory_, bytes_);
     shared_ = true;

@@ -19,7 +19,7 @@ namespace uniep::cuda {
 /// last access, by which it says so, always finds it.
 class ReleaseWords {
  public:
-  /// In memory of this thread's current device.
+  /// Takes words in memory of this thread's current device.
   ReleaseWords(int rank, int size);
   ~ReleaseWords();
   ReleaseWords(const ReleaseWords&) = delete;
@@ -28,7 +28,7 @@ class ReleaseWords {
   /// The device that they are on.
   int device() const;
 
-  /// For the peers, who may write to them from now on.
+  /// The words for the peers, who may write to them from now on.
   IpcPart exported();
 
   /// Maps the words of all ranks, in their order.
