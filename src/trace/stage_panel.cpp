@@ -67,7 +67,7 @@ std::vector<PassGroups> passes_of(const PlotInput& input) {
   return passes;
 }
 
-/// Over all ranks, stages and passes.
+/// The times over all ranks, stages and passes.
 StageStats sums_of(const PlotInput& input) {
   StageStats sums;
   for (const auto& ranks : input.passes) {

@@ -101,7 +101,7 @@ void draw_time_axis(Svg& svg, double top, double bottom, double seconds) {
            {12, kMutedColor, Anchor::kMiddle});
 }
 
-/// That not all workers have a row.
+/// The text that not all workers have a row; empty if they have.
 std::string sampling_text(std::size_t shown, std::size_t all) {
   return shown < all ? cat("; ", shown, " of ", all, " workers") : "";
 }
