@@ -259,7 +259,7 @@ std::string note(const std::string& origin, const std::string& reason,
   return cat(origin, ": entry ", numbers[0], which, " ignored: ", reason);
 }
 
-/// In the place of the one that has its key, else behind all others.
+/// Puts an entry in the place of the one that has its key, else behind all others.
 void put_entry(Json& entries, const TunedEntry& entry) {
   std::string ignored;  // what is not understood stays, and is said where it is used
   for (Json& old : entries) {

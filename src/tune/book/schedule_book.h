@@ -64,7 +64,7 @@ TunedEntries shipped_entries();
 /// The shipped profile of a device, as `TuneKey::device` names it; nothing where there is none.
 std::optional<MachineProfile> shipped_profile_of(Backend backend, std::string_view device);
 
-/// That profile as passes of this process run: without the SMs that UNIEP_SPARE_SMS leaves.
+/// The shipped profile as passes of this process run: without the SMs that UNIEP_SPARE_SMS leaves.
 std::optional<MachineProfile> profile_of_passes(Backend backend, std::string_view device);
 
 }  // namespace uniep::tune

@@ -63,7 +63,7 @@ class LayerSampler {
     }
   }
 
-  /// Beside products, as dispatch runs in all schedules but one.
+  /// Samples dispatch beside products, as it runs in all schedules but one.
   void sample_dispatch(int pull_tokens) {
     Schedule schedule = parse_schedule("single", default_schedule(Backend::kCuda));
     schedule.pull_tokens = pull_tokens;
@@ -78,7 +78,7 @@ class LayerSampler {
   }
 
  private:
-  /// As many as take `busy_s`.
+  /// As many passes as take `busy_s`.
   int busy_passes(Pass pass, const Schedule& schedule) {
     constexpr double kMost = 1000;
     lab_.run(pass, schedule, 1);  // the first also loads kernels and takes memory

@@ -179,7 +179,7 @@ class GatheredPass {
     return data + std::max(crossed, part(PassPart::kWeights, {}));
   }
 
-  /// In which the GPU has nothing to do.
+  /// Seconds of the host in which the GPU has nothing to do.
   double host_seconds() const {
     if (!exact_hosts_ || hosts_ == 1) return 0;
     return kSecondsBesides + kSecondsOfMessage * (comes_in_waves() ? hosts_ - 1 : 1);

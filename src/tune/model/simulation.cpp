@@ -457,7 +457,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
 }
 
-/// At `peer`, what was pushed for `rank`: itself, or one that it stands in for.
+/// Counts at `peer` what was pushed for `rank`: itself, or one that it stands in for.
 void Simulation::arrive(SimulatedRank& peer, int rank,
                         std::span<const PushedTiles::Arrival> arrivals, double visible) {
   for (const PushedTiles::Arrival& a : arrivals) {
@@ -465,7 +465,7 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
   }
 }
 
-/// To the rank of the rail on the task's host, while the worker goes on.
+/// Sends to the rank of the rail on the task's host, while the worker goes on.
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
   const int own = index_of(v.rank);

@@ -23,9 +23,9 @@ class TaskCosts {
   double of(const PassView& v, const Task& task) const;
 
  private:
-  /// As long as the multiplications take or, where that is longer, as memory takes: small batches
-  /// multiply less than the weights that they read take to come, and so does a walk that reads them
-  /// again and again.
+  /// Seconds of a product's task: of the multiplications or, if that is longer, of memory. Small
+  /// batches multiply less than the weights that they read take to come, and so does a walk that
+  /// reads them again and again.
   double product(const PassView& v, const Task& task) const;
   /// Rows or columns of a tile, those that it lacks at the price of padding.
   double padded(std::int64_t real, std::int64_t whole) const;

@@ -90,7 +90,7 @@ class Evaluations {
   std::vector<Ranked> ranked_;
 };
 
-/// From one point to the best of its neighbours, as long as that is better.
+/// Walks from one point to the best of its neighbours, as long as that is better.
 void climb(const Space& space, Ranked at, Evaluations& evaluate) {
   for (;;) {
     if (evaluate.exhausted()) return;

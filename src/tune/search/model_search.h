@@ -20,7 +20,7 @@ struct ModelSearchOptions {
   int samples = 200;  ///< random points
   int climbs = 4;     ///< of the best of these are improved axis by axis
   int evaluations = 600;
-  /// After which no more are begun, whatever is left of `evaluations`.
+  /// The time after which no more are begun, whatever is left of `evaluations`.
   double seconds = std::numeric_limits<double>::infinity();
   int simplified =
       24;  ///< of the best are put back to the first seed's values where that is as good

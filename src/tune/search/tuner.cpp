@@ -128,7 +128,7 @@ int Tuner::explaining_rounds(double set_up_s) const {
   double round_s = median(out_.ranking.front().seconds);
   for (std::size_t i = 0; i < count; ++i) round_s += median(out_.ranking[i].seconds);
   const double left = (1 + kExcess) * settings_.budget_s - spent() - set_up_s;
-  // As long again for comparing bits.
+  // Comparing bits takes as long again.
   return static_cast<int>(std::clamp(left / (2 * round_s), 0.0, double{kExplainingRuns}));
 }
 
