@@ -307,7 +307,7 @@ RowFactors row_factors(const Inputs& in, const workload::ShapeSpec& s, const Wei
   return f;
 }
 
-/// In the middle of an expert.
+/// The block in the middle of an expert.
 WeightBlock block_of(const workload::ShapeSpec& s, std::int64_t expert) {
   const std::int64_t hidden_count = std::min(kSampledHidden, s.hidden);
   return {.expert = expert,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kLongestName = 24;
 
-/// As it was given, where that is short and says which one it is.
+/// The schedule as it was given, if that is short and says which one it is; else its number.
 std::string name_of(const BenchOptions& options, std::size_t schedule) {
   const std::string& given = options.schedules[schedule].given;
   const auto same = std::ranges::count(options.schedules, given, &BenchSchedule::given);

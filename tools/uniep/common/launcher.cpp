@@ -206,7 +206,7 @@ class Children {
     kill_at_ = std::min(kill_at_.value_or(at), at);
   }
 
-  /// That which ended a process, or that it took note of and ended itself (Interrupt); or 0.
+  /// The signal that ended a process, or that it took note of and ended itself (Interrupt); or 0.
   static int signal_of(int status) {
     if (WIFSIGNALED(status)) return WTERMSIG(status);
     const int noted = WEXITSTATUS(status) - 128;

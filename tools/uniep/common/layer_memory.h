@@ -28,7 +28,7 @@ struct StepRows {
   std::int64_t received = 0;  ///< tokens that have rows, each once
 };
 
-/// As many as there is room for, or `rows` of as many different tokens as there can be.
+/// As many rows as there is room for, or `rows` of as many different tokens as there can be.
 StepRows room_for(const Problem& problem, int ranks);
 StepRows room_for(const Problem& problem, int ranks, std::int64_t rows);
 

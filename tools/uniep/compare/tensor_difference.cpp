@@ -39,7 +39,7 @@ double small_float(std::uint64_t bits, int exponent_bits, int mantissa_bits, boo
   return (bits >> (exponent_bits + mantissa_bits) & 1) != 0 ? -value : value;
 }
 
-/// As wide as integers of 64 bits and squares of F64 need.
+/// The element as a number, in a type as wide as integers of 64 bits and squares of F64 need.
 long double value_of(DType dtype, std::uint64_t bits) {
   switch (dtype) {
     case DType::kBf16:

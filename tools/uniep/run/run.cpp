@@ -178,7 +178,7 @@ int results_of(const Flags& flags) {
   return pass_choice(flags.pass) == PassChoice::kForward ? 0 : 2;
 }
 
-/// For `processes` that each hold the layer.
+/// Throws unless `processes`, which each hold the layer, can run a shape that is given.
 void require_feasible_shape(const Flags& flags, int ranks, int processes) {
   if (flags.shape.empty()) return;
   const workload::ShapeSpec spec = shape_of(flags);
@@ -284,7 +284,7 @@ void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners
   options.schedule_origin = tune::origin_text(found);
 }
 
-/// As `uniep bench` has it: the GPUs, then the machine that they are in.
+/// The machine as `uniep bench` has it: the GPUs, then the machine that they are in.
 Machine machine_of(const Runners& runners) {
   Machine machine = this_machine();
   if (!runners.devices.empty()) machine.cpu = cat(runners.devices, ", ", machine.cpu);

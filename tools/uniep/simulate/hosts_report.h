@@ -30,8 +30,8 @@ struct HostWay {
   bool in_waves() const { return gathered == tune::CrossesUnder::kPasses; }
 };
 
-/// As the pass itself exchanges them: straight; by relays, with all rows; by relays, with a partial
-/// sum of each host. On GPUs, first, as the Python package does around it.
+/// The ways of the pass itself: straight; by relays, with all rows; by relays, with a partial sum
+/// of each host. On GPUs those of the Python package around it come first.
 std::vector<HostWay> ways_between(int hosts, Backend backend);
 
 /// What the names mean, as comments.

@@ -152,7 +152,7 @@ void note_overflow(Degree& degree, const BenchCase& bench) {
   degree.overflow = overflow_of(bench, degree.default_capacity);
 }
 
-/// On workers of the profile but `spare` ones.
+/// Throws unless the schedule can run on the profile's workers without `spare` ones.
 void require_runnable(const BenchCase& bench, const Setting& setting, int spare = 0) {
   const auto reason = invalid_reason(setting.schedule, bench.problem,
                                      {setting.profile.backend, setting.profile.workers - spare});
