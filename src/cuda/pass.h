@@ -15,10 +15,10 @@ namespace uniep::cuda {
 /// What the CUDA backend lacks for this schedule on a device where a pass may hold `sms` SMs, or
 /// nothing where it can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
-/// What it lacks for a backward pass of this problem, if that has a ring of rows.
+/// What the backend lacks for a backward pass of this problem, if that has a ring of rows.
 std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
                                                    int sms);
-/// What it lacks for how weights lie, and for where their gradients go.
+/// What the backend lacks for how weights lie, and for where their gradients go.
 std::optional<std::string> unsupported_reason(const ForwardArgs& args, const Problem& problem);
 std::optional<std::string> unsupported_reason(const BackwardDataArgs& args, const Problem& problem);
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args,

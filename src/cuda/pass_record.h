@@ -27,7 +27,7 @@ class PassRecord {
   /// Ends a launch; without a stage where it holds several.
   void lap(std::optional<Stage> stage, cudaStream_t stream) { clock_.lap(stage, stream); }
 
-  /// The part of it that kernels write.
+  /// The part of the record that kernels write.
   DeviceTrace trace() const { return trace_ ? trace_->device() : DeviceTrace{}; }
 
   /// Moves what the last pass to run wrote there to the host, when the stream has done it.

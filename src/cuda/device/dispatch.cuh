@@ -181,8 +181,8 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[first + lane_]);
   }
 
-  /// The row of the tensor that this pass dispatches to: what is dispatched again is not saved. A
-  /// token's place stays.
+  /// The row's number in the tensor that this pass dispatches to: what is dispatched again is not
+  /// saved. A token's place stays.
   __device__ __forceinline__ int place_of(int row) const {
     if constexpr (kKinds.saves) {
       if (row != kNoRow) return static_cast<int>(ctx_.row<Tensor::kXRows>(row));

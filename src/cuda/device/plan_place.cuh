@@ -74,7 +74,7 @@ class PlanPlacer : public PlanState {
         fullest = max_of(fullest, static_cast<unsigned long long>(rows) << 32 | ~number);
         const std::int64_t padded = round_up<std::int64_t>(rows, a_.row_align);
         const std::int64_t up_to = warp_inclusive_sum(padded);
-        // The number is of use if it fits 32 bits; else the capacity is exceeded.
+        // The beginning is of use if it fits 32 bits; else the capacity is exceeded.
         if (r == a_.rank && e < local_) {
           segment_[e] = static_cast<std::uint32_t>(begin + up_to - padded);
         }
@@ -189,8 +189,8 @@ class PlanPlacer : public PlanState {
     }
   }
 
-  /// Takes the plan's pages. Only CTA 0 does, which read how many are free before the grid's
-  /// barrier.
+  /// Takes the plan's pages. Only CTA 0 does, which alone has read how many are free, before the
+  /// grid's barrier.
   __device__ void take_pages() const {
     if (blockIdx.x != 0) return;
     const PageStack& stack = a_.pool.stack;

@@ -50,7 +50,7 @@ class SpreadBias {
       pairs[first + 1] = add_pairs(pairs[first + 1], bias);
     });
   }
-  /// Adds it times the factors of the thread's two rows.
+  /// Adds it to the pairs, times the factors of the thread's two rows.
   __device__ __forceinline__ void add_to(int span, int group, const float (&factors)[2],
                                          std::uint32_t* pairs) const {
     for_each_eighth(span, group, [&](int first, std::uint32_t bias) {

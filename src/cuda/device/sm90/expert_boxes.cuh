@@ -31,8 +31,8 @@ __device__ __forceinline__ MatrixBox matrix_box(const CUtensorMap& all, const Ex
   return {table.maps + expert * table.parts + part, 0, 0};
 }
 
-/// The map that has a row of an expert, if matrices lie apart, and which row of it that is; of [in,
-/// out] matrices, which column.
+/// The map that has a row of an expert, if matrices lie apart, and which row of it that is; which
+/// column, if they are [in, out].
 struct RowPlace {
   const CUtensorMap* map;
   int row;

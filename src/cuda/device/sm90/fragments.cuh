@@ -29,7 +29,7 @@ __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
   return ptx::shared_address(box) +
          static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
 }
-/// The address of its row in the 16 columns `group`; `first` is that in the first.
+/// The address of this lane's row in the 16 columns `group`; `first` is that in the first 16.
 __device__ __forceinline__ std::uint32_t group_address(std::uint32_t first, int group) {
   return first ^ (static_cast<std::uint32_t>(group) << 5);
 }

@@ -60,7 +60,7 @@ struct Consumer {
               pairs);
     commit(box);
   }
-  /// Writes them to a box that has a row for each column, and hands it over.
+  /// Writes them to an output box that has a row for each column, and hands it over.
   __device__ __forceinline__ void write_transposed(int box, const std::uint32_t (&pairs)[kPairs]) {
     acquire(box);
     store_box_transposed(OutputRing<Shape>::box(shared, index, ring.slot, box), warp(), pairs);
