@@ -78,7 +78,7 @@ struct BenchCase {
   std::int64_t rows(int rank) const;  ///< of the experts of one, without shared ones
   /// Rows of the experts of one rank and of its shared ones, pad rows included.
   std::int64_t padded_rows(int rank) const;
-  /// Tokens that have rows of these experts, each once.
+  /// Tokens that have rows of a rank's experts, each once.
   std::int64_t received_tokens(int rank) const;
 };
 

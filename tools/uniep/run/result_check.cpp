@@ -184,7 +184,7 @@ void set_shared_wgrads(LayerResult& result, const LayerData& layer, int ranks,
   }
 }
 
-/// Replaces them in float64 results.
+/// Replaces the weight gradients of shared experts in float64 results.
 void set_exact_shared_wgrads(reference::Outputs<Bounded>& exact, const LayerData& layer, int ranks,
                              bool main_grad) {
   exact.dshared_w1.clear(), exact.dshared_w2.clear();

@@ -53,7 +53,7 @@ PlannedChoice planned(const BenchCase& layer, const ModelMemory& model, const St
           .weights = counted_bytes(parameters * model.bytes_of_parameter * model.layers)};
 }
 
-/// The choice if those rows are in pages. What a pass works in is of the capacity all the same.
+/// The choice if so many rows are in pages. What a pass works in is of the capacity all the same.
 PlannedChoice planned_in_pool(const BenchCase& layer, const ModelMemory& model,
                               const StepRows& rows) {
   const Problem& problem = layer.problem;
