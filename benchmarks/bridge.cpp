@@ -81,7 +81,7 @@ struct UniepBridgeLayer {
 
 #define UNIEP_BRIDGE extern "C" __attribute__((visibility("default")))
 
-/// Of this thread's last failure.
+/// The sentence of this thread's last failure.
 UNIEP_BRIDGE const char* uniep_bridge_error() { return last_error.c_str(); }
 
 /// The commit this was built from, with "+" behind it where files had changed.
@@ -155,7 +155,7 @@ UNIEP_BRIDGE int uniep_bridge_forward(UniepBridgeLayer* l, const bf16* x, const 
   });
 }
 
-/// Of the last forward; may be repeated.
+/// The backward pass of the last forward; may be repeated.
 UNIEP_BRIDGE int uniep_bridge_backward(UniepBridgeLayer* l, const bf16* dy, const bf16* w1,
                                        const bf16* w2, bf16* dx, float* dprobs, bf16* dw1,
                                        bf16* dw2, const char* schedule) {

@@ -174,7 +174,7 @@ void train(uniep::Communicator& communicator) {
                                            .out = l == 0 ? b->middle : b->out});
       }
     }
-    // Of the loss |out|^2 / 2, the gradient of out is out.
+    // The loss is |out|^2 / 2, so the gradient of out is out.
     for (const auto& b : batches) {
       for (std::size_t l = kLayers; l-- > 0;) {
         layer.backward(b->saved[l], {.dy = l == 0 ? b->dmiddle : b->out,

@@ -141,7 +141,7 @@ typedef struct {
   const char* schedule;    /* of both directions, as PRESET,key=value,...; NULL: looked up */
   void* workspace;         /* needs.workspace bytes; NULL: uniep allocates */
   void* symmetric;         /* needs.symmetric bytes of this rank; NULL: uniep allocates */
-  /* By rank, every rank's symmetric memory as mapped here, `symmetric` itself among them. NULL:
+  /* Every rank's symmetric memory as mapped here, by rank, `symmetric` itself among them. NULL:
    * uniep maps `symmetric` into the other ranks (CUDA), or the group is this rank alone. */
   void* const* peers;
   /* Called once, when nobody reaches `symmetric` through this layer any more; NULL: the caller
@@ -149,8 +149,8 @@ typedef struct {
   void (*release)(void* context);
   void* release_context;
   uniep_row_pool* row_pool; /* where forward saves; NULL: in memory of each call */
-  /* Of geglu and gelu on a GPU, the same on all ranks: 1: the erf of CUDA 13.2 and newer, 0: that
-   * of older ones, which has other last bits. PyTorch has that of the CUDA it was built with. */
+  /* The erf of geglu and gelu on a GPU, the same on all ranks: 1: that of CUDA 13.2 and newer, 0:
+   * an older one, which has other last bits. PyTorch has that of the CUDA it was built with. */
   int32_t erf_since_13_2;
 } uniep_layer_config;
 
@@ -235,7 +235,7 @@ typedef struct {
   int64_t* overflow;
   const char* schedule; /* NULL: the layer's */
   void* stream;
-  /* Of a layer with a row pool: what the pass saved, to be destroyed; plan, x_rows, h, row_probs
+  /* What the pass saved, to be destroyed, if the layer has a row pool: plan, x_rows, h, row_probs
    * and allocate are NULL then. Without a pool: NULL. */
   uniep_saved** saved;
   const void* b1;            /* bf16 [El, 2I], with bias 1; else NULL, as the next */
@@ -287,7 +287,7 @@ typedef struct {
                             * experts in all parts; else NULL */
   const char* schedule;    /* NULL: the layer's */
   void* stream;
-  /* Of a layer with a row pool: what forward gave; then rows is 0, and plan, x_rows, h and
+  /* What forward gave, if the layer has a row pool: then rows is 0, and plan, x_rows, h and
    * row_probs are NULL. Part 2 is given the backward_memory of the part 1 whose weight gradients it
    * computes; NULL: those of the last one on this `saved`. */
   uniep_saved* saved;
@@ -300,7 +300,7 @@ typedef struct {
   const void* shared_w1; /* as in forward; parts 0 and 1, like the next two */
   const void* shared_w2;
   float* dshared_probs; /* fp32 [T, S]; NULL: not wanted */
-  /* Of the type that weight_grad says; parts 0 and 2. Summed over this rank's tokens alone. */
+  /* Gradients of the type that weight_grad says, of this rank's tokens alone; parts 0 and 2. */
   void* dshared_w1;
   void* dshared_w2;
   /* As in forward; of gradients those with a d. Each may lie in its own way. */

@@ -79,7 +79,7 @@ class UNIEP_API Communicator {
   int rank() const;
   int size() const;
   Backend backend() const;
-  /// On which hosts the ranks are: as found by the kernel's boot id or UNIEP_HOST_ID, or as
+  /// The hosts that the ranks are on: as found by the kernel's boot id or UNIEP_HOST_ID, or as
   /// UNIEP_HOSTS or `cpu_group` has it.
   RankLayout layout() const;
 

@@ -44,9 +44,9 @@ class ExpertMatrices {
     m.each_ = tensors;
     return m;
   }
-  /// The same tensors, of which each matrix is [in, out]: [El, H, 2I] for [El, 2I, H], columns of
-  /// gate and up for their rows; [El, I, H] for [El, H, I]. On the CUDA backend not interleaved,
-  /// and a pair where I is a multiple of 64.
+  /// These tensors, with matrices that are [in, out]: [El, H, 2I] for [El, 2I, H], columns of gate
+  /// and up for their rows; [El, I, H] for [El, H, I]. On the CUDA backend not interleaved, and a
+  /// pair only if I is a multiple of 64.
   ExpertMatrices in_out() const {
     ExpertMatrices m = *this;
     m.in_out_ = true;
@@ -60,7 +60,7 @@ class ExpertMatrices {
   std::span<T> up() const { return up_; }
   std::span<const std::span<T>> each() const { return each_; }
 
-  /// Where the first matrix begins.
+  /// The beginning of the first matrix.
   T* data() const {
     if (form_ != ExpertForm::kOneEach) return first_.data();
     return each_.empty() ? nullptr : each_.front().data();

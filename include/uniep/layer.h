@@ -38,7 +38,7 @@ struct ForwardArgs {
   std::span<bf16> out;                ///< [T, H], or [T, K, H] with Problem::slot_rows
   std::span<const bf16> b1{};         ///< [El, 2I], with Problem::bias; else empty, as the next
   std::span<const bf16> b2{};         ///< [El, H]
-  // Of the S shared experts (Problem::shared_experts), the same on all ranks; without any, empty.
+  // The S shared experts (Problem::shared_experts), the same on all ranks; without any, empty.
   std::span<const bf16> shared_w1{};      ///< [S, 2I, H], as w1
   std::span<const bf16> shared_w2{};      ///< [S, H, I]
   std::span<const float> shared_probs{};  ///< [T, S], as topk_probs; empty: each is 1
@@ -78,7 +78,7 @@ struct BackwardArgs {
   WeightGrad dshared_w2{};  ///< [S, H, I]
 };
 
-/// Of BackwardArgs, what `Layer::backward_data` reads and writes ...
+/// What `Layer::backward_data` reads and writes of BackwardArgs ...
 struct BackwardDataArgs {
   std::span<const bf16> dy;
   ExpertMatrices<const bf16> w1;
@@ -163,7 +163,7 @@ struct MemoryNeeds {
 struct LayerMemory {
   std::span<std::byte> workspace{};
   std::span<std::byte> symmetric{};
-  /// By rank: every rank's symmetric memory as mapped in this process, `symmetric` itself among
+  /// Every rank's symmetric memory as mapped in this process, by rank, `symmetric` itself among
   /// them. Empty: a group of one needs none, and with CUDA uniep maps `symmetric` between ranks.
   std::vector<std::byte*> peers{};
   /// Called once, when nobody reaches `symmetric` through this layer any more; not where the layer
@@ -196,8 +196,8 @@ struct StepMemory {
   std::span<std::byte> backward_memory{};
 };
 
-/// Of a pass whose tokens come in waves (Problem::gathered_hosts), with CUDA: by wave a
-/// cudaEvent_t, or null. Empty: all is there, and nobody is told. See Layer.
+/// The events of a pass whose tokens come in waves (Problem::gathered_hosts), with CUDA: a
+/// cudaEvent_t a wave, or null. Empty: all is there, and nobody is told. See Layer.
 struct WaveEvents {
   std::vector<void*> before{};  ///< the wave's tokens are there when this is
   std::vector<void*> after{};   ///< recorded when all that the wave writes is there
@@ -209,7 +209,7 @@ struct CallOptions {
   /// The cudaStream_t of the call's launches; nothing: LayerOptions::cuda_stream.
   std::optional<void*> cuda_stream{};
   StepMemory memory{};  ///< what this call writes of it
-  /// Of `plan`, null or an array of two where the tensors lie (device memory, with CUDA):
+  /// Null, or an array of two that `plan` writes, where the tensors lie (device memory, with CUDA):
   /// [0] an Overflow, the same on all ranks;
   /// [1] what would do, as Overflow says: of rows the capacity, whether they fit or not, that is
   ///     those of the rank that receives most, padding included.
@@ -217,8 +217,8 @@ struct CallOptions {
   /// fills `out` with NaN; a backward pass fills dx with NaN, and dprobs and weight gradients that
   /// are overwritten with 0, and leaves those that are added to as they are.
   std::int64_t* overflow = nullptr;
-  /// Of a backward pass or a part of one, of a layer with a row pool: `saved` keeps its pages, for
-  /// another. The last one to come gives them back, or else the end of `saved`.
+  /// Whether a backward pass, or a part of one, of a layer with a row pool leaves `saved` its
+  /// pages, for another. The last one to come gives them back, or else the end of `saved`.
   bool keep_pages = false;
   WaveEvents waves{};  ///< of a pass, or the part of one that moves data
 };
@@ -230,16 +230,16 @@ struct LayerOptions {
   /// in a CUDA graph.
   void* cuda_stream = nullptr;
   FaultInjection fault_injection{};
-  /// Of passes that are given none, in both directions, on all ranks; nothing: looked up, see
-  /// Layer::schedule.
+  /// The schedule of passes that are given none, in both directions, on all ranks; nothing: looked
+  /// up, see Layer::schedule.
   std::optional<Schedule> schedule{};
   LayerMemory memory{};
-  /// Where plans of this layer have room for what forward saves; all ranks have one, or none.
-  /// Without, each forward allocates for itself.
+  /// The pool in which plans of this layer have room for what forward saves; all ranks have one, or
+  /// none. Without, each forward allocates for itself.
   ///
   /// With a pool a plan serves one forward pass. `plan` refuses a routing for which a rank's pool
   /// is too full, on all ranks alike, before anything is written: Error(kCapacity) that names the
-  /// bytes that would do. Pages go back behind the backward pass that reads them last, or with the
+  /// bytes that would do. Pages go back after the backward pass that reads them last, or with the
   /// end of Saved, or of the plan; a backward pass that is to be repeated keeps them
   /// (CallOptions::keep_pages). Plans and what forward saves are not in the caller's memory then.
   ///
@@ -363,13 +363,13 @@ class UNIEP_API Layer {
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const Schedule& schedule);
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args, const CallOptions& options);
 
-  /// Of passes of a direction that are given none: `LayerOptions::schedule`, or else the first that
-  /// can run of what `uniep tune` found on this machine for such a layer (up to the same power of
-  /// two of `max_tokens`, least uneven routing), what is shipped for this device, what the cost
-  /// model of the device expects most of, and `default_schedule`. Rank 0 looks it up for all ranks
-  /// while the layer is made, and it stays. Nothing is measured; where the model is asked, a
-  /// process' first layer of a problem takes seconds longer. What of the user's file of tuned
-  /// schedules (UNIEP_TUNE_CACHE) cannot be used is said once on stderr, and ignored.
+  /// The schedule of passes of a direction that are given none: `LayerOptions::schedule`, or else
+  /// the first that can run of what `uniep tune` found on this machine for such a layer (up to the
+  /// same power of two of `max_tokens`, least uneven routing), what is shipped for this device,
+  /// what the cost model of the device expects most of, and `default_schedule`. Rank 0 looks it up
+  /// for all ranks while the layer is made, and it stays. Nothing is measured; if the model is
+  /// asked, a process' first layer of a problem takes seconds longer. What of the user's file of
+  /// tuned schedules (UNIEP_TUNE_CACHE) cannot be used is said once on stderr, and ignored.
   const Schedule& schedule(Pass pass) const;
 
   /// Waits until everything that this rank was asked for is done, and throws the error of what
@@ -379,7 +379,8 @@ class UNIEP_API Layer {
   const Problem& problem() const;
   const Communicator& communicator() const;
 
-  /// Of this rank's last pass; of a backward pass in two parts, of the last part.
+  /// The times and traffic of this rank's last pass; of a backward pass in two parts, of the last
+  /// part.
   const PassStats& last_pass() const;
 
   /// Events of all passes since the last call, in no particular order; empty unless

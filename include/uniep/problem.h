@@ -66,7 +66,7 @@ enum class Probs : int {
 
 constexpr const char* name(Probs probs) { return probs == Probs::kBefore ? "before" : "after"; }
 
-/// In what the sums of combine groups are added up, as they come from where they were made.
+/// The type in which the sums of combine groups come from where they were made, to be added up.
 enum class CombinePartials : int {
   kFp32,  ///< as they are
   kBf16   ///< each is rounded once, so that half the bytes travel
@@ -108,7 +108,7 @@ struct Problem {
   // How a token's rows become out and dx. More than one group is other arithmetic, so other bits:
   // experts are cut into equal runs, the rows of a run are added up, and then the runs' sums.
   int combine_groups = 1;  ///< G, a divisor of num_experts
-  /// With one group there are no partial sums, and this says nothing.
+  /// The type of the runs' sums. With one group there are none, and this says nothing.
   CombinePartials combine_partials = CombinePartials::kFp32;
   /// S: experts that every rank has and every token goes to, besides its K; topk + S is at most
   /// kMaxTopk. Not with biases, nor with more than one combine group.
@@ -120,7 +120,7 @@ struct Problem {
   /// slot's expert has made of the token, not times its probability, and 0 where it is dropped. The
   /// caller adds them up. With one combine group, and without shared experts.
   bool slot_rows = false;
-  // Where tokens of several hosts are gathered ahead of a pass.
+  // Tokens of several hosts that are gathered before a pass.
   /// N: each rank's tokens are those of one rank of each of N hosts, max_tokens / N of each, in the
   /// order of the hosts. In the canonical order, in which weight gradients are summed, tokens of a
   /// host stand ahead of those of the next: that of one group of all hosts' ranks.

@@ -14,8 +14,8 @@ namespace uniep {
 class RowPoolData;
 
 struct RowPoolOptions {
-  /// Of the pool, which has as many whole pages as fit. 0: half of the memory that is free now; on
-  /// the CPU, a rank's share of its host's.
+  /// The size of the pool, which has as many whole pages as fit. 0: half of the memory that is free
+  /// now; on the CPU, a rank's share of its host's.
   std::int64_t bytes = 0;
   /// The caller's memory for it, at a multiple of MemoryNeeds::alignment. Empty: uniep's own.
   std::span<std::byte> memory{};
@@ -30,10 +30,10 @@ struct RowPoolOptions {
 /// A handle; copies mean the same pool, which lives as long as anything that uses it.
 class UNIEP_API RowPool {
  public:
-  /// For layers of this `problem` (of hidden, intermediate, row_align, save and recompute_h; the
-  /// rest may differ) of this member of a group. Not collective, and ranks' pools may differ in
-  /// size. Throws Error(kInvalidArgument) where there is no room for a page, and
-  /// Error(kUnsupported) where the backend has no pools.
+  /// Makes a pool for layers of this `problem` (of hidden, intermediate, row_align, save and
+  /// recompute_h; the rest may differ) of this member of a group. Not collective, and ranks' pools
+  /// may differ in size. Throws Error(kInvalidArgument) if there is no room for a page, and
+  /// Error(kUnsupported) if the backend has no pools.
   RowPool(const Problem& problem, const Communicator& communicator,
           const RowPoolOptions& options = {});
   RowPool(const RowPool&) = default;  // and so for moving: a handle is never empty

@@ -78,7 +78,7 @@ struct AxisInfo {
   AxisScope scope = AxisScope::kLaunch;
   std::vector<int> candidates{};       ///< values worth trying on the CPU, by samplers and tuner
   std::vector<int> cuda_candidates{};  ///< the same for the CUDA backend
-  /// Where the value changes anything; empty: everywhere.
+  /// The cases in which the value changes anything; empty: all.
   std::string_view effect{};
 };
 

@@ -71,11 +71,11 @@ struct TuneResult {
 // cannot be written, before anything is measured; and what the layer's own calls throw. What `stop`
 // throws ends the search on all ranks.
 
-/// For forward passes of `plan`, which has no pages of a row pool: these serve one pass.
+/// Tunes forward passes of `plan`, which has no pages of a row pool: these serve one pass.
 UNIEP_API TuneResult tune_forward(Layer& layer, const RoutingPlan& plan, const ForwardArgs& args,
                                   const TuneOptions& options = {});
 
-/// For backward passes of `saved`, which keeps its pages of a row pool.
+/// Tunes backward passes of `saved`, which keeps its pages of a row pool.
 UNIEP_API TuneResult tune_backward(Layer& layer, const Saved& saved, const BackwardArgs& args,
                                    const TuneOptions& options = {});
 

@@ -136,7 +136,7 @@ struct WeightGradients {
   }
 };
 
-/// Of new gradients.
+/// The forms and the layout of new gradients.
 struct Forms {
   Form w1;
   Form w2;

@@ -60,12 +60,11 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::optional<Tensor> dshared_w2, std::int64_t layout,
                                 std::optional<Tensor> dy, std::optional<Tensor> x);
 
-// Of a layer with a row pool. `saved` is what uniep::forward_pages returned.
+// Ops of a layer with a row pool. `saved` is what uniep::forward_pages returned.
 
 /// uniep::backward_pages: dx, dprobs, dshared_probs, dw1, dw2, db1, db2, dshared_w1 and dshared_w2,
-/// and what the weight gradients take.
-/// With `data_only` no weight gradients, else nothing of the last; no weight gradients either, if
-/// they are given to be added to: empty tensors.
+/// and what the weight gradients take. Weight gradients are empty tensors with `data_only`, and if
+/// they are given to be added to; the last one is empty without `data_only`.
 std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor, Tensor,
            Tensor, Tensor>
 backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1,

@@ -26,7 +26,7 @@ struct Biases {
     require(*b2, name2, type, {shape.local_experts, shape.hidden}, key);
   }
 
-  /// Those of a forward or backward call.
+  /// Sets the biases of a forward or backward call.
   template <class Arguments>
   void set(Arguments& arguments) const {
     if (b1) arguments.b1 = b1->const_data_ptr();

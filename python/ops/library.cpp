@@ -121,7 +121,8 @@ __attribute__((visibility("default"))) void uniep_torch_unbind(std::int64_t id) 
   uniep::ops::unbind_layer(id);
 }
 
-/// Until uniep_torch_end_turn, which ends it in the same thread, calls of other threads wait.
+/// Begins a turn: calls of other threads wait until uniep_torch_end_turn ends it in the same
+/// thread.
 __attribute__((visibility("default"))) void* uniep_torch_begin_turn(std::int64_t id) {
   return uniep::ops::Turn::begin(id).release();
 }

@@ -26,7 +26,7 @@ struct SharedExperts {
     require(*w2, name2, type, {shape.shared_experts, shape.hidden, shape.intermediate}, key);
   }
 
-  /// Those of a forward or backward call.
+  /// Sets the shared experts of a forward or backward call.
   template <class Arguments>
   void set(Arguments& arguments) const {
     if (w1) arguments.shared_w1 = w1->const_data_ptr();

@@ -48,7 +48,7 @@ std::string device_of(const Tensor& tensor) {
   return "a device that is neither CPU nor CUDA";
 }
 
-// By the shim's own numbers.
+// The type by the shim's own numbers.
 std::int32_t shim_type(ScalarType type) {
   switch (type) {
     case ScalarType::BFloat16:
@@ -66,7 +66,7 @@ std::int32_t shim_type(ScalarType type) {
 
 using CurrentStream = AOTITorchError (*)(std::int32_t, void**);
 
-// In libtorch_cuda, which a CPU build of PyTorch lacks. It is loaded, but not for all to see.
+// Looks in libtorch_cuda, which a CPU build of PyTorch lacks. It is loaded, but not for all to see.
 CurrentStream find_current_stream() {
   void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   void* found = dlsym(library ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");

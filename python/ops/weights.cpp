@@ -6,12 +6,12 @@ namespace uniep::ops {
 
 namespace {
 
-/// As a tensor of it has them.
+/// The size as a tensor of the layout has it.
 MatrixSize lying(const Layout& layout, const MatrixSize& size) {
   return layout.in_out ? MatrixSize{size.cols, size.rows} : size;
 }
 
-/// Of each of so many tensors: one, or gate and up.
+/// The size of each of so many tensors: one, or gate and up.
 MatrixSize part_of(const MatrixSize& size, std::int64_t count) {
   return {size.rows / count, size.cols};
 }

@@ -22,7 +22,7 @@ struct Layout {
   bool in_out = false;       ///< columns before rows
 };
 
-/// Of the sum that Python gave: 1 (interleaved), 2 (in_out).
+/// The layout by the sum that Python gave: 1 (interleaved), 2 (in_out).
 Layout layout_of(std::int64_t number);
 
 /// Rows and columns of a weight of one expert.
@@ -103,7 +103,7 @@ std::vector<Tensor> empty_like_experts(Form form, const Layout& layout, const La
                                        const MatrixSize& size, const Tensor& beside);
 
 Form form_of(const std::vector<Tensor>& tensors);
-/// Of a number that Python gave.
+/// The form by the number that Python gave.
 Form form_of(std::int64_t number, const char* name, bool has_up);
 
 }  // namespace uniep::ops

@@ -47,7 +47,7 @@ std::int64_t shared_probs(const uniep::Problem& p, const void* data, std::int64_
   return data == nullptr ? 0 : tokens * p.shared_experts;
 }
 
-/// Where a weight of `count` elements, or its gradient, is said to lie.
+/// The tensors of a weight of `count` elements, or of its gradient, as the caller gave them.
 template <class Pointer>
 struct Given {
   const char* name;
@@ -59,7 +59,7 @@ struct Given {
   std::int32_t in_out = 0;
 };
 
-/// Of [out, in] matrices.
+/// The matrices that are given, taken as [out, in].
 template <class T, class Pointer>
 uniep::ExpertMatrices<T> out_in_matrices(const Given<Pointer>& given, std::int64_t experts,
                                          TensorList<T>& list) {

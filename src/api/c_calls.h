@@ -8,7 +8,8 @@
 
 namespace uniep::c_api {
 
-/// Of a weight, or its gradient, that has a tensor for each expert: what ExpertMatrices refer to.
+/// The tensors of a weight, or its gradient, that has one for each expert: what ExpertMatrices
+/// refer to.
 template <class T>
 using TensorList = std::vector<std::span<T>>;
 

@@ -120,7 +120,7 @@ std::span<T> elements(Pointer* data, std::int64_t count, const char* name) {
   return {static_cast<T*>(data), static_cast<std::size_t>(count)};
 }
 
-/// Of what a call reads only, though the type says otherwise.
+/// Elements that a call only reads, though the type says otherwise.
 template <class T>
 std::span<T> read_only(const void* data, std::int64_t count, const char* name) {
   return elements<T>(const_cast<void*>(data), count, name);
@@ -229,7 +229,7 @@ struct uniep_layer {
     return count;
   }
 
-  /// Of calls with so many rows; nothing: the capacity.
+  /// What calls with so many rows need; nothing: the capacity.
   uniep::MemoryNeeds needs_of(std::optional<std::int64_t> rows) const {
     if (!rows || *rows == needs.rows) return needs;
     const uniep::Communicator& group = layer.communicator();
@@ -237,7 +237,7 @@ struct uniep_layer {
                                       group.layout().hosts);
   }
 
-  /// Likewise, as callers say it: 0 for the capacity.
+  /// What calls with so many rows need, as callers say it: 0 for the capacity.
   uniep::MemoryNeeds needs_of_call(std::int64_t rows) const {
     return needs_of(rows == 0 ? std::nullopt : std::optional(rows));
   }
@@ -253,7 +253,7 @@ struct uniep_layer {
         .row_probs = uniep::c_api::read_only<float>(row_probs, rows, "row_probs")};
   }
 
-  /// Of functions of the C API, some of which are several calls of `layer`.
+  /// Who uses the layer: functions of the C API, some of which are several calls of `layer`.
   uniep::Usage usage;
   uniep::Layer layer;
   const bool has_pool;

@@ -19,7 +19,7 @@ namespace {
 // What is done to the caller's memory on the host or the device. On the device each waits until it
 // is done, for any stream: streams that do not wait for the default one would not wait for it.
 
-/// Until what the caller has put on any stream is done: gradients may still be written.
+/// Waits until what the caller has put on any stream is done: gradients may still be written.
 void wait_for_caller(Backend backend) {
 #ifdef UNIEP_HAS_CUDA
   if (backend == Backend::kCuda) {
@@ -116,7 +116,7 @@ void ComparedResults::expect_this() {
 }
 
 std::int64_t ComparedResults::count_differing() const {
-  // Of memory on a device, so many bytes are looked at together.
+  // So many bytes are compared at a time: those of a device are copied first.
   constexpr std::size_t kPiece = std::size_t{64} << 20;
   std::vector<std::byte> piece;
   std::int64_t differing = 0;

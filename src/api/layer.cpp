@@ -70,7 +70,7 @@ class Call {
   Usage::Call call_;
 };
 
-/// Likewise, of a call that all ranks make.
+/// A call that all ranks make, for as long as this lives.
 class GroupCall : public Call {
  public:
   explicit GroupCall(const std::unique_ptr<LayerBackend>& backend)
@@ -80,7 +80,7 @@ class GroupCall : public Call {
   CollectiveCall call_;
 };
 
-/// In a process that was forked off nothing is let go of: what holds it is its parent's.
+/// Lets go of a backend, but not in a process that was forked off: what holds it is its parent's.
 void end(std::unique_ptr<LayerBackend>& backend) {
   if (backend && !backend->usage.in_own_process()) (void)backend.release();
   backend.reset();
@@ -188,7 +188,7 @@ void Layer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   Call(backend_)->backward_weights(saved, args, complete(options, Pass::kBackward));
 }
 
-/// With the schedule under which the pass runs.
+/// The options, with the schedule under which the pass runs.
 CallOptions Layer::complete(const CallOptions& options, Pass pass) const {
   CallOptions own = options;
   if (!own.schedule) own.schedule = schedule(pass);

@@ -54,18 +54,18 @@ class GroupPasses {
     results_.expect_this();
   }
 
-  /// Of rank 0.
+  /// Measures the schedule on all ranks. Called on rank 0.
   tune::Measurement measure(const Schedule& schedule) {
     under_way_ = true;
     tune::Measurement m = run_together(agree_on({.stop = false, .schedule = schedule}).schedule);
     under_way_ = false;
     return m;
   }
-  /// Of rank 0: whether `measure` failed, which it does on all ranks.
+  /// Whether `measure` failed, which it does on all ranks. Called on rank 0.
   bool failed() const { return under_way_; }
-  /// Of rank 0: lets the others go.
+  /// Lets the other ranks go. Called on rank 0.
   void finish() { agree_on({.stop = true, .schedule = {}}); }
-  /// Of all other ranks: does what rank 0 says until it lets them go.
+  /// Does what rank 0 says until it lets this rank go. Called on all other ranks.
   void follow() {
     for (;;) {
       const Order order = agree_on({});
@@ -207,7 +207,7 @@ TuneResult from_bytes(const std::string& bytes) {
           .problem = texts.substr(end + 1)};
 }
 
-/// On rank 0: the whole search.
+/// The whole search. Called on rank 0.
 tune::TuneOutcome search(const tune::TuneSubject& subject, const tune::TuneSettings& settings,
                          GroupPasses& passes) {
   tune::Tuner tuner(subject, settings);

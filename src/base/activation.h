@@ -34,7 +34,7 @@ UNIEP_FORCE_INLINE UNIEP_HD constexpr Limits limits_of(Activation activation) {
                                            : Limits{10.0f, 1.0f, -0.0f};
 }
 
-/// Where halves of kSwigluSoftcapped end softly.
+/// The caps at which halves of kSwigluSoftcapped end softly.
 inline constexpr int kGateSoftcap = 4;
 inline constexpr int kUpSoftcap = 25;
 
@@ -148,7 +148,7 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_with(float z, float s, const Limits&
   return activations::limited_gate_with(z, s, of);
 }
 
-/// Of an element of the gate half; of all of h where there is no gate.
+/// What becomes of an element of the gate half; without a gate, of any element of h.
 template <Activation activation, class Math = PortableMath>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z, const Math& math = {}) {
   using enum Activation;
@@ -164,7 +164,7 @@ UNIEP_FORCE_INLINE UNIEP_HD ValueSlope gate_at(float z, const Math& math = {}) {
   if constexpr (activation == kRelu2) return activations::relu2_at(z);
 }
 
-/// Likewise of one that is chosen when the program runs.
+/// gate_at of an activation that is chosen when the program runs.
 inline ValueSlope gate_at(Activation activation, float z) {
   using enum Activation;
   switch (activation) {
@@ -192,7 +192,7 @@ inline ValueSlope gate_at(Activation activation, float z) {
   return {};
 }
 
-/// Of an element of the up half.
+/// What becomes of an element of the up half.
 template <Activation activation, class Math = PortableMath>
 UNIEP_FORCE_INLINE UNIEP_HD ValueSlope up_at(float z, const Limits& of = limits_of(activation)) {
   if constexpr (is_limited(activation)) return activations::limited_up_at(z, of);

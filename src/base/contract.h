@@ -41,10 +41,9 @@ struct ExpertRange {
   constexpr UNIEP_HD bool is_empty() const { return begin >= end; }
 };
 
-/// Of the combine groups (Problem::combine_groups), runs of `group_experts` experts each, the first
-/// at or behind expert `from` that a token has a slot in; empty where it has none. From expert 0
-/// on, and then from the end of each, that is all of the token's groups, ascending. `ids`: of its K
-/// slots.
+/// The first combine group (Problem::combine_groups: runs of `group_experts` experts each) at or
+/// behind expert `from` that a token has a slot in; empty if it has none. From expert 0 on, and
+/// then from the end of each, that is all of the token's groups, ascending. `ids`: of its K slots.
 constexpr UNIEP_HD ExpertRange next_combine_group(const std::int32_t* ids, int topk,
                                                   int group_experts, std::int32_t from) {
   std::int32_t least = std::numeric_limits<std::int32_t>::max();

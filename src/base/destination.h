@@ -21,10 +21,11 @@ struct FileIdentity {
 /// Nothing for what is no regular file, such as a device, and where no file can be.
 std::optional<FileIdentity> identity_of(const std::filesystem::path& path);
 
-/// Where symbolic links lead from a path, dangling ones too; the path itself where it is none.
+/// The path to which symbolic links lead from a path, dangling ones too; the path itself if it is
+/// none.
 std::filesystem::path behind_links(const std::filesystem::path& path);
 
-/// Where what is written to a path goes.
+/// The place that what is written to a path goes to.
 struct Destination {
   enum class Kind {
     kFile,        ///< a new or regular file, which is replaced as a whole

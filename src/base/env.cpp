@@ -107,7 +107,7 @@ bool is_known(std::string_view name) {
          std::ranges::count(kOfTheRepository, name) > 0;
 }
 
-/// Without the prefix, which would make any two of them look alike.
+/// The nearest name, found without the prefix, which would make any two of them look alike.
 std::string nearest_variable(std::string_view unknown) {
   std::vector<std::string> names;
   for (const EnvVariable& v : kVariables) {

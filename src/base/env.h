@@ -24,8 +24,8 @@ struct UnknownVariable {
   std::string name;
   std::string nearest;  ///< the listed one that was probably meant; empty: none is near
 };
-/// In the order of their names. What the build, tests and scripts of this repository
-/// read is known.
+/// The unknown variables, in the order of their names. What the build, tests and scripts of this
+/// repository read is known.
 std::vector<UnknownVariable> unknown_environment_variables();
 
 /// The longest limit of a wait that is accepted, in milliseconds: 50 minutes, so that kernels can
@@ -50,7 +50,7 @@ int env_hosts();
 std::string env_host_id();
 /// UNIEP_SOCKET_IFNAME; empty: the interface is found.
 std::string env_socket_interface();
-/// Of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
+/// The bandwidth of each rank's port to other hosts, in 1e9 bytes/s; 0: not emulated.
 double env_network_gbps();
 
 /// "emulated, 1 GB/s and 5 us": that link, for reports; empty where there is none.

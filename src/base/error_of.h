@@ -17,7 +17,7 @@ inline Error error_of(const std::exception& e) {
   return {ErrorCode::kInternal, e.what()};
 }
 
-/// That of the exception that is being handled, whatever it is.
+/// The exception that is being handled, whatever it is, as an Error.
 inline Error current_error() {
   try {
     throw;

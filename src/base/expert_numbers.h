@@ -14,7 +14,7 @@ struct ExpertNumbers {
   int shared = 0;  ///< S
 
   constexpr UNIEP_HD int of_rank() const { return routed + shared; }
-  /// Of expert `id` of topk_ids.
+  /// The number of expert `id` of topk_ids.
   constexpr UNIEP_HD std::int32_t of_id(std::int32_t id) const {
     return shared == 0 ? id : id + id / routed * shared;
   }
@@ -22,7 +22,7 @@ struct ExpertNumbers {
     return rank * of_rank() + routed + s;
   }
 
-  /// Of the expert with that number.
+  /// Whether the expert with that number is a shared one.
   constexpr UNIEP_HD bool is_shared(std::int32_t number) const {
     return number % of_rank() >= routed;
   }
@@ -31,7 +31,7 @@ struct ExpertNumbers {
     return (expert < routed ? rank : num_ranks - 1) * routed + expert;
   }
 
-  /// Among the shared experts, or its number in topk_ids.
+  /// The expert's number among the shared experts, or in topk_ids.
   constexpr UNIEP_HD std::int32_t index(std::int32_t number) const {
     const std::int32_t local = number % of_rank();
     return local >= routed ? local - routed : number / of_rank() * routed + local;

@@ -14,7 +14,8 @@
 namespace uniep {
 namespace {
 
-/// Of a path: people copy it from a sentence, so it is cut later than other texts.
+/// Bytes of a path that are shown: people copy it from a sentence, so it is cut later than other
+/// texts.
 constexpr std::size_t kMostPathShown = 160;
 
 }  // namespace

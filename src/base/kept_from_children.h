@@ -12,7 +12,7 @@ namespace uniep {
 class KeptFromChildren {
  public:
   KeptFromChildren() = default;
-  /// Those that are not open are passed over.
+  /// Keeps those of `descriptors` that are open.
   explicit KeptFromChildren(const std::vector<int>& descriptors);
   ~KeptFromChildren() { release(); }
   KeptFromChildren(KeptFromChildren&& other) noexcept : ids_(std::exchange(other.ids_, {})) {}

@@ -32,7 +32,7 @@ constexpr UNIEP_HD T clamp_to(T v, T lo, T hi) {
   return max_of(lo, min_of(v, hi));
 }
 
-/// Of a power of two: what to shift by instead of dividing by it.
+/// The exponent of a power of two: what to shift by instead of dividing by it.
 constexpr UNIEP_HD int log2_of(std::uint32_t power) {
 #ifdef __CUDA_ARCH__
   return 31 - __clz(static_cast<int>(power));

@@ -8,13 +8,13 @@ constexpr std::string_view kEllipsis = "...";
 /// Whether a letter of UTF-8 goes on here.
 bool continues_letter(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-/// Where a text can be cut at or before `at`.
+/// The place at or before `at` where a text can be cut.
 std::size_t cut_before(std::string_view text, std::size_t at) {
   while (at > 0 && continues_letter(text[at])) --at;
   return at;
 }
 
-/// Where a text can be cut at or behind `at`.
+/// The place at or behind `at` where a text can be cut.
 std::size_t cut_behind(std::string_view text, std::size_t at) {
   while (at < text.size() && continues_letter(text[at])) ++at;
   return at;

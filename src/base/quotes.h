@@ -15,7 +15,8 @@ inline constexpr std::size_t kMostQuoted = 80;
 /// middle where it has more than `most` bytes: of a path the end tells as much as the beginning.
 std::string shortened(std::string_view text, std::size_t most = kMostQuoted);
 
-/// The same between single quotes. (`quoted` would be taken for that of the standard library.)
+/// The shortened text between single quotes. (`quoted` would be taken for that of the standard
+/// library.)
 std::string in_quotes(std::string_view text);
 
 }  // namespace uniep

@@ -5,9 +5,9 @@
 
 namespace uniep {
 
-// Where the probability p of a row enters (docs/numerics.md). With Probs::kAfter the rows of dy are
-// p dy from dispatch on, and dprobs are divided by p; a row whose p is 0 stays dy, and its da
-// counts as 0 but for dprobs.
+// How the probability p of a row enters (docs/numerics.md). With Probs::kAfter dispatch multiplies
+// the rows of dy by p, and dprobs are divided by p; a row whose p is 0 stays dy, and its da counts
+// as 0 but for dprobs.
 
 /// What f(h) and b2 are multiplied by in the forward pass.
 constexpr UNIEP_HD float factor_of_a(Probs probs, float p) {

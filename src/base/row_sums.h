@@ -25,7 +25,7 @@ struct RowSums {
   std::int64_t num_rows = 0, num_more = 0;
   bf16* out = nullptr;  // [T, H]
 
-  /// That of slot number t K + k; null where its number is that of none, and the sum is NaN.
+  /// The row of slot number t K + k; null if its number is that of none, and the sum is NaN.
   UNIEP_HD const bf16* row_of(std::int64_t slot) const {
     const std::int64_t i = row[slot];
     if (i < 0 || i >= num_rows + num_more) return nullptr;

@@ -56,7 +56,7 @@ class BufferPool {
       auto found = end;
       for (auto it = begin; it != end; ++it) {
         if (it->second.of_graphs && use == Use::kHeld) continue;
-        // Those that holders cannot have are taken first.
+        // Buffers that holders cannot have are taken first.
         if (found == end || it->second.of_graphs) found = it;
       }
       if (found == end) {

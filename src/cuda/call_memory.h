@@ -28,7 +28,7 @@ class CallMemory {
   // `captured`: by a call that is captured in a CUDA graph, and so cannot allocate. What is taken
   // goes back to the layer when its last owner lets go of it. `given` is the caller's, or empty.
 
-  /// Of what `saved` returns.
+  /// The layout of what `saved` returns.
   static SavedLayout saved_layout(const Problem& problem, int num_ranks);
 
   // Held by what the caller gets.

@@ -87,7 +87,7 @@ void CallProtocol::tell_all(const Error& error) const {
   std::strncpy(refusal.sentence, error.what(), sizeof(refusal.sentence) - 1);
   CallStates calls{.by_rank = {}, .num_ranks = group_.size()};
   for (int r = 0; r < group_.size(); ++r) calls.by_rank[r] = group_.call_state(r);
-  // Where the device fails, peers' waits expire: there is nothing left to tell them by.
+  // If the device fails, peers' waits expire: there is nothing left to tell them by.
   if (launch_refuse(calls, group_.rank(), refusal, stream()) == cudaSuccess) {
     (void)cudaStreamSynchronize(stream());
   }

@@ -26,7 +26,7 @@ class CallProtocol {
   /// `own_stream`: of calls that name none. `group` outlives this.
   CallProtocol(const LayerGroup& group, cudaStream_t own_stream);
 
-  /// Ahead of every call, on the stream that it `named`.
+  /// Begins a call, on the stream that it `named`.
   void begin(const CallPlan& call, std::optional<void*> named);
 
   /// Does the work of a collective call, after `begin`. What goes wrong, other ranks must hear of.

@@ -20,7 +20,8 @@ inline unsigned long long capture_of(cudaStream_t stream) {
 /// Whether `stream` is being captured in a CUDA graph.
 inline bool capturing(cudaStream_t stream) { return capture_of(stream) != 0; }
 
-/// For calls that wait for the stream, which would spoil a capture.
+/// Refuses a call that waits for the stream if that is being captured: waiting would spoil the
+/// capture.
 inline void require_no_capture(cudaStream_t stream, const char* call) {
   require(!capturing(stream), ErrorCode::kUnsupported, call,
           " waits for the stream, which is being captured in a CUDA graph; it is accepted outside "

@@ -84,12 +84,12 @@ void tell(const WaveEvents& waves, int wave, cudaStream_t stream) {
 /// The calls of a layer: what each checks, which memory it works in, and what it launches.
 class CudaLayer final : public LayerBackend {
  public:
-  /// On this thread's device, which is the group's.
+  /// Makes the layer on this thread's device, which is the group's.
   CudaLayer(std::shared_ptr<const LayerGroup> group, const LayerOptions& options);
-  /// On any thread: what frees the layer's memory and events works on its device.
+  /// Runs on any thread: what frees the layer's memory and events works on its device.
   ~CudaLayer() override { ending_.emplace(group_->device()); }
 
-  /// Not while a peer may signal.
+  /// Sets all counters. Not to be called while a peer may signal.
   void start_counters_at(std::uint32_t first_count);
 
   RoutingPlan plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) override;
@@ -165,7 +165,8 @@ void CudaLayer::start_counters_at(std::uint32_t first_count) {
   start_counters(symmetric.data(), static_cast<std::int64_t>(symmetric.size()), first_count);
 }
 
-/// Ahead of the work of every call, behind CallProtocol::begin: memory of calls before comes back.
+/// Takes back memory of calls before. Comes before the work of every call, after
+/// CallProtocol::begin.
 void CudaLayer::begin_memory() {
   if (pool_) pool_->begin_call(calls_.stream(), calls_.captured());
   if (calls_.captured()) record_.forget_plan();  // a capture may need its memory

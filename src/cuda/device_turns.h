@@ -12,7 +12,7 @@ namespace uniep::cuda {
 /// replayed is the caller's affair.
 class DeviceTurns {
  public:
-  /// Of this thread's device; lives as long as the process.
+  /// The turns of this thread's device, which live as long as the process.
   static DeviceTurns& of_device();
 
  private:

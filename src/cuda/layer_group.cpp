@@ -18,7 +18,7 @@ const char* text_of(const LayerMemory& memory) {
   return memory.symmetric.empty() ? "" : " with memory.symmetric";
 }
 
-/// As it is set: values out of range are refused by all ranks together.
+/// UNIEP_SPARE_SMS as it is set: values out of range are refused by all ranks together.
 std::string text_of_spare_sms() {
   const std::string spare = env_text("UNIEP_SPARE_SMS").value_or("0");
   return spare == "0" ? "" : cat(" with UNIEP_SPARE_SMS=", spare);

@@ -64,7 +64,7 @@ class LayerWorkspace {
   std::byte* counters() const { return base() + layout_.counters; }
   std::byte* pass_scratch() const { return base() + layout_.pass_scratch; }
   std::byte* plan_scratch() const { return base() + layout_.plan_scratch; }
-  /// Of the call at hand; null in the layer's own.
+  /// The order of the call at hand; null if the workspace is the layer's own.
   std::byte* order() const { return is_callers() ? callers_ + layout_.order : nullptr; }
 
  private:

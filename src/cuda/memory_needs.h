@@ -6,8 +6,8 @@
 
 namespace uniep::cuda {
 
-/// Of a layer on a GPU: Layer::memory_needs. Throws Error(kUnsupported) where the backend cannot
-/// have such a layer.
+/// What a layer on a GPU needs, see Layer::memory_needs. Throws Error(kUnsupported) if the backend
+/// cannot have such a layer.
 MemoryNeeds memory_needs(const Problem& problem, int num_ranks,
                          std::optional<std::int64_t> rows = {});
 

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(kTileM == kCudaTileM && std::ranges::equal(kTileColumns, kCudaTileN));
 
-/// Of a weight gradient that is added to.
+/// The main gradient; null if the weight gradient is not added to.
 void* main_grad(const WeightGrad& grad) {
   if (is_overwritten(grad)) return nullptr;
   return with_matrices(grad, [](const auto& main) -> void* { return main.data(); });
@@ -126,7 +126,7 @@ FaultFill fault_fill(const PassView& v, const PassTensors& t) {
   for (std::size_t i = 0; i < std::size(grads); ++i) {
     const auto* overwritten = std::get_if<ExpertMatrices<bf16>>(grads[i]);
     if (overwritten == nullptr || overwritten->empty()) continue;
-    // Those of several tensors are cleared where their maps are written.
+    // Gradients of several tensors are cleared where their maps are written.
     const bool is_one_tensor = overwritten->tensor().size() == overwritten->size();
     if (!is_one_tensor) continue;
     fill.weight_grads[i] = {overwritten->data(), static_cast<std::int64_t>(overwritten->size())};

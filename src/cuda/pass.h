@@ -15,10 +15,10 @@ namespace uniep::cuda {
 /// What the CUDA backend lacks for this schedule on a device where a pass may hold `sms` SMs, or
 /// nothing where it can run it.
 std::optional<std::string> unsupported_reason(const Schedule& schedule, int sms);
-/// Likewise for a backward pass of this problem, if it has a ring of rows.
+/// What the backend lacks for a backward pass of this problem, if that has a ring of rows.
 std::optional<std::string> unsupported_ring_reason(const Schedule& schedule, const Problem& problem,
                                                    int sms);
-/// Likewise for how weights lie, and for where their gradients go.
+/// What the backend lacks for how weights lie, and for where their gradients go.
 std::optional<std::string> unsupported_reason(const ForwardArgs& args, const Problem& problem);
 std::optional<std::string> unsupported_reason(const BackwardDataArgs& args, const Problem& problem);
 std::optional<std::string> unsupported_reason(const BackwardWeightsArgs& args,
@@ -48,8 +48,8 @@ class PassLauncher {
                CUtensorMap* expert_maps, std::vector<LaunchQueues> queues, int sms,
                cudaStream_t stream);
 
-  /// Ahead of all else, where experts' matrices lie apart: writes their maps. `flagged`: the plan's
-  /// status, if it may have a fault that is no error.
+  /// Writes the maps of experts' matrices if they lie apart; comes before all else. `flagged`: the
+  /// plan's status, if it may have a fault that is no error.
   void write_expert_maps(const PlanStatus* flagged) const;
   /// Stages and publishes the tokens, where this part of the pass has any, and zeroes the counts of
   /// draws.
@@ -57,11 +57,11 @@ class PassLauncher {
   int num_launches() const { return static_cast<int>(queues_.size()); }
   /// Launches that each have a wave of tokens (token_waves.h), if tokens come in waves.
   int num_waves() const;
-  /// Ahead of the launch of every wave but the first: its tokens, likewise.
+  /// Stages and publishes the tokens of any wave but the first, before its launch.
   void enter_wave(int wave) const;
   /// The stage of a launch that holds one only.
   std::optional<Stage> only_stage(int launch) const;
-  /// After `enter`.
+  /// Puts a launch on the stream; comes after `enter`.
   void launch(int index) const;
 
  private:

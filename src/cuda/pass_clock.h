@@ -25,7 +25,7 @@ class PassClock {
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
   }
 
-  /// Of a pass whose launches are captured in a CUDA graph, nothing is timed.
+  /// Times nothing, for a pass whose launches are captured in a CUDA graph.
   void skip(Pass pass) {
     pass_ = pass;
     stages_.clear();

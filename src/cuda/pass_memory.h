@@ -7,8 +7,8 @@
 
 namespace uniep::cuda {
 
-/// Where counters stood when a pass began, and what else its launches keep: for this rank alone,
-/// written anew by every `enter`.
+/// The counters when a pass began, and what else its launches keep: for this rank alone, written
+/// anew by every `enter`.
 struct PassScratchLayout {
   std::int64_t bases[kNumCounterKinds];  // uint32 [counters of the kind]; kSource: [1]
   std::int64_t drawn;                    // uint32 [kMaxLaunches]
@@ -18,7 +18,8 @@ struct PassScratchLayout {
                              // apart
   std::int64_t bytes;
 
-  /// Of an expert: one for each matrix of each product that reads or writes it, in backward.
+  /// The maps of an expert: one for each matrix of each product that reads or writes it, in
+  /// backward.
   static constexpr int kMostExpertMaps = 8;
 
   PassScratchLayout(const Problem& p, int num_ranks) {

@@ -43,7 +43,7 @@ void PassRecord::collect_trace(cudaStream_t stream) {
   if (!trace_) return;
   const auto events = trace_->take(stream);
   if (events.empty()) return;
-  // Those of a replay are not of the last pass that the host saw.
+  // Events of a replay are not of the last pass that the host saw.
   if (!trace_->in_graphs()) traced_stages_ = stage_sums(events);
   timeline_.insert(timeline_.end(), events.begin(), events.end());
 }

@@ -22,12 +22,12 @@ class PassRecord {
   /// A pass of this plan, or `part` of one, comes next.
   void announce(const RoutingPlan& plan, PassPart part, const Schedule& schedule,
                 const StreamOrder& calls);
-  /// Its launches come next.
+  /// The pass begins: its launches come next.
   void start(Pass pass, const StreamOrder& calls);
   /// Ends a launch; without a stage where it holds several.
   void lap(std::optional<Stage> stage, cudaStream_t stream) { clock_.lap(stage, stream); }
 
-  /// Where kernels write their part of it.
+  /// The part of the record that kernels write.
   DeviceTrace trace() const { return trace_ ? trace_->device() : DeviceTrace{}; }
 
   /// Moves what the last pass to run wrote there to the host, when the stream has done it.
@@ -35,7 +35,7 @@ class PassRecord {
   /// Lets go of the memory of the last pass' plan.
   void forget_plan() { plan_.reset(); }
 
-  /// Of the last pass, when it is done.
+  /// The times and traffic of the last pass, when it is done.
   PassStats stats() const;
   std::vector<TimelineEvent> take_timeline(cudaStream_t stream);
 
@@ -45,8 +45,8 @@ class PassRecord {
   std::optional<PassTrace> trace_;
   std::vector<TimelineEvent> timeline_;     // of passes before the last
   std::optional<PassStats> traced_stages_;  // of the last pass, once they were collected
-  // Of the last pass. Empty where that was captured or moved no rows, and where its plan is the
-  // caller's.
+  // The plan of the last pass. Empty if the pass was captured or moved no rows, and if the plan is
+  // the caller's.
   std::optional<RoutingPlan> plan_;
   Schedule schedule_;  // of the last pass
 };

@@ -73,7 +73,7 @@ class Mapper {
     return walk_over(kLayerGraph[tensor], stage_).by_halves;
   }
 
-  /// Of matrices of the tensor that lie apart, the first's.
+  /// The map of the first of a tensor's matrices that lie apart.
   CUtensorMap first_of(const MatricesApart& apart, Tensor tensor, Element element) const {
     std::vector<std::int64_t> sizes(takes_halves(tensor) ? 4 : 3, 1);
     std::vector<int> box(sizes.size(), 1);
@@ -94,7 +94,8 @@ class Mapper {
   /// What the epilogue reads: a whole tile of rows.
   CUtensorMap tile(Tensor tensor) const { return map(tensor, kTileM, kTileM); }
 
-  /// In place of that tensor, one of its shape that is added to: one swizzle row by 64.
+  /// The map of `data`, a tensor of that one's shape that is added to in its place: one swizzle row
+  /// by 64.
   CUtensorMap sums(Tensor tensor, Element element, const void* data) const {
     return map_of(kLayerGraph[tensor], element, data, kBox, kBox);
   }
@@ -212,7 +213,8 @@ void add_expert_maps(const Mapper& mapper, const StageRow& stage, const PassView
   }
 }
 
-/// Those of a rank's experts and of the shared ones, a map each, unless one map has them all.
+/// The matrices of a rank's experts and of the shared ones, a map each; none if one map has them
+/// all.
 template <class T>
 std::vector<MatricesApart> apart_of(const ExpertMatrices<T>& matrices, const ExpertShape& shape,
                                     const ExpertMatrices<T>& shared,

@@ -37,11 +37,11 @@ struct PassTensors {
     table.set(Tensor::kW2, w2.data());
   }
   void set_weight_grads(const BackwardWeightsArgs& args);
-  /// Of the tensor, if it is a weight gradient.
+  /// The tensor's gradient; null if it is no weight gradient.
   const WeightGrad* weight_grad(Tensor tensor) const;
-  /// Of the tensor, if it is a weight or its gradient: those of this rank's experts, then those of
-  /// the shared ones; none where one map has all of them. `by_halves`: gate and up are a matrix
-  /// each, though they may follow one another.
+  /// The tensor's matrices, if it is a weight or its gradient: those of this rank's experts, then
+  /// those of the shared ones; none if one map has all of them. `by_halves`: gate and up are a
+  /// matrix each, though they may follow one another.
   std::vector<MatricesApart> apart(Tensor tensor, const PassView& view, bool by_halves) const;
   /// DeviceContext::in_out.
   std::uint32_t in_out_stages() const;

@@ -15,7 +15,7 @@ constexpr PassFunctions functions_of() {
   return {kVariant, PassKernel<kVariant>::prepare, PassKernel<kVariant>::launch};
 }
 
-/// Those that differ in tile_n and `general` alone.
+/// The kernels that differ in tile_n and `general` alone.
 template <PassVariant v>
 constexpr std::array<PassFunctions, 4> of_tiles() {
   constexpr auto with = [](int tile_n, bool general) {

@@ -13,7 +13,8 @@ struct PassVariant {
   bool recomputes = false;  // what forward has not kept, or in a ring of rows
   bool bf16_main = false;   // main gradients are bf16; else fp32, or weight gradients overwritten
   int tile_n = 0;
-  // Of other experts than plain ones, or weights or gradients [in, out]; it can do all of the rest.
+  // For other experts than plain ones, or weights or gradients [in, out]; it can do all of the
+  // rest.
   bool general = false;
 
   friend constexpr bool operator==(const PassVariant&, const PassVariant&) = default;
@@ -36,7 +37,7 @@ struct PassFunctions {
                         cudaStream_t);
 };
 
-/// Of any variant with a tile_n of kTileColumns; another is an internal error.
+/// The functions of any variant with a tile_n of kTileColumns; another is an internal error.
 const PassFunctions& functions_for(const PassVariant& variant);
 
 /// Prepares all variants.

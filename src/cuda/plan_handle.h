@@ -45,7 +45,7 @@ class CudaPlan final : public RemotePlan {
 
   // Both throw where it cannot be used.
   void fetch(PlanData& p) override;
-  /// Of a flagged plan that has a fault, 0.
+  /// The counts; those of a flagged plan that has a fault are 0.
   PlanCounts fetch_counts(const PlanData& p) override;
 
  private:

@@ -12,7 +12,7 @@
 
 namespace uniep::cuda {
 
-/// Where a kernel finds the exchange part of every rank's symmetric memory.
+/// The exchange part of every rank's symmetric memory.
 struct PlanExchange {
   PlanExchangeLayout layout;
   std::byte* parts[kMaxCudaRanks] = {};  // by rank, as mapped here

@@ -128,13 +128,13 @@ std::int64_t most_order_bytes(const Problem& p, int num_ranks) {
                       .tile_m = kTileM,
                       .token_block = 1,
                       .wgrad = WgradPlacement::kSeparate};
-  // Of backward, unless it has a ring of rows: then schedules of it have less.
+  // A backward pass takes most without a ring of rows: with one its schedules have less.
   Problem all_rows = p;
   all_rows.backward_rows = 0;
   const auto bytes = [&](Pass pass) {
     return DeviceOrderLayout(all_rows, num_ranks, pass, most).bytes;
   };
-  // Where tokens come in waves, forward has more.
+  // If tokens come in waves, forward takes more.
   return std::max(bytes(Pass::kForward), bytes(Pass::kBackward));
 }
 

@@ -23,7 +23,8 @@
 
 namespace uniep::cuda {
 
-/// Of all ranks, each with its shared ones: counts of each live in the shared memory of a CTA.
+/// The experts of all ranks, each rank's shared ones too: counts of each live in the shared memory
+/// of a CTA.
 inline constexpr int kMaxExperts = 2048;
 /// CTAs that a plan or order kernel is launched with at most.
 inline constexpr int kMaxPlanCtas = 256;

@@ -4,9 +4,9 @@
 
 namespace uniep::cuda {
 
-/// In which a rank that cannot begin a call (it refuses its arguments, or finds no memory) says so
-/// to the others: their waits for it end at once instead of at the time limit. The first rank to
-/// come keeps it.
+/// The place where a rank that cannot begin a call (it refuses its arguments, or finds no memory)
+/// says so to the others: their waits for it end at once instead of at the time limit. The first
+/// rank to come keeps it.
 struct Refusal {
   std::uint32_t call = 0;     // number of the call, from 1, written last; 0: nobody refused
   std::uint32_t claimed = 0;  // 0 or 1

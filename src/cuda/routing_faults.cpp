@@ -39,7 +39,7 @@ void RoutingFaults::throw_if_unusable(const RoutingPlan& plan, bool waits,
   const CudaPlan* made = cuda_plan(plan);
   if (made == nullptr) return;
   if (!waits && made->told_faults() == told_ && made->number() > suspects_) return;
-  // Where it was moved, too.
+  // The call's stream also has what moved the plan, if it was moved.
   check_cuda(cudaStreamSynchronize(calls.stream()), "wait for a plan");
   const RoutingFault fault = made->status().fault;
   notice(calls);

@@ -24,10 +24,10 @@ class RoutingFaults {
   RoutingFaults(const LayerGroup& group, RoutingFault& reported)
       : group_(group), reported_(reported) {}
 
-  /// Of the next plan, from 1.
+  /// The number of the next plan, from 1.
   std::int64_t number_plan(const StreamOrder& calls);
 
-  /// Of the layer's plans, which know by it whose they are.
+  /// What the layer's plans share, by which they know whose they are.
   const std::shared_ptr<ToldFaults>& told() const { return told_; }
 
   /// Throws the fault of a plan that is about to be used, if its maker wanted faults as errors.

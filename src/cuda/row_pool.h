@@ -29,11 +29,11 @@ class DeviceRowPool final : public RowPoolData {
   int device() const { return device_; }
   PlanPool for_plans() const { return {stack(), pages, page_bytes(problem), page_shape(problem)}; }
 
-  /// Ahead of what a call of a layer puts on `stream`: behind all calls of others before. Returns
-  /// pages that were to go back; not in a capture, which runs at another time.
+  /// Puts what a call of a layer does on `stream` after all calls of others before. Returns pages
+  /// that were to go back; not in a capture, which runs at another time.
   void begin_call(cudaStream_t stream, bool captured);
 
-  /// With the next call. `memory` is that of the plan, which is held until then.
+  /// Returns the plan's pages with the next call. `memory` is the plan's, and held until then.
   void return_later(const std::shared_ptr<std::byte>& memory, const DevicePlan& plan);
 
   // Both wait for the device.
@@ -71,7 +71,7 @@ class DeviceLease final : public PageLease {
     give_back();
   }
 
-  /// Behind what is on the stream.
+  /// Gives the pages back, after what is on the stream.
   void give_back_on(cudaStream_t stream, bool captured);
 
  private:
@@ -86,7 +86,7 @@ class DeviceLease final : public PageLease {
 /// Memory that is free on the member's device, a rank's share.
 std::int64_t free_device_bytes(const Communicator& communicator);
 
-/// Of at most so many bytes, in the caller's memory if there is any.
+/// A pool of at most so many bytes, in the caller's memory if there is any.
 std::shared_ptr<RowPoolData> make_row_pool(const Problem& problem, const Communicator& communicator,
                                            std::int64_t bytes, std::span<std::byte> memory);
 

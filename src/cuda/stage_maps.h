@@ -46,7 +46,7 @@ constexpr int num_products(Pass pass) {
   return count;
 }
 
-/// Of all products of a pass, in the order of the graph.
+/// The maps of all products of a pass, in the order of the graph.
 struct PassMaps {
   static constexpr int kMax = max_of(num_products(Pass::kForward), num_products(Pass::kBackward));
   StageMaps stages[kMax];

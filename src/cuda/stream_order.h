@@ -35,7 +35,7 @@ class StreamOrder {
     captured_ = begin_on(stream_);
   }
 
-  /// Of the call at hand, or else of the last.
+  /// The stream of the call at hand, or else of the last.
   cudaStream_t stream() const { return stream_; }
   /// Whether that call is captured in a CUDA graph.
   bool captured() const { return captured_; }
@@ -48,7 +48,7 @@ class StreamOrder {
             "that was created is accepted, or null, the default one");
   }
 
-  /// For a `call` that waits for the stream.
+  /// Refuses a `call` that waits for the stream, if that is being captured.
   void require_no_capture(const char* call) const { cuda::require_no_capture(stream_, call); }
 
   /// Waits until all calls are done, and all else that is on the stream. Graphs may be replayed on

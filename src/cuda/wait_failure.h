@@ -26,7 +26,7 @@ inline Error kernel_wait_error(const WaitFailure& w, int rank, std::int64_t limi
                     what, hint_of(w, rank));
 }
 
-/// Of a pass: it waits for counters.
+/// The error of a pass, which waits for counters.
 inline Error pass_wait_error(const WaitFailure& w, int rank, std::int64_t limit_ms) {
   return kernel_wait_error(w, rank, limit_ms, name(static_cast<CounterKind>(w.counter)));
 }

@@ -69,7 +69,7 @@ struct Card {
 
 constexpr char kMagic[] = "uniepG2";
 
-/// Where rank 0 listens for ranks of other hosts; others tell nothing.
+/// The place where rank 0 listens for ranks of other hosts; others tell nothing.
 struct Door {
   char address[64];
   std::int32_t port;

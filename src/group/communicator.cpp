@@ -64,7 +64,7 @@ std::string sentence_of(const std::exception_ptr& error) {
   }
 }
 
-/// Without a sentence where memory is exhausted: nothing may leave a rank's thread.
+/// Tells the group. Has no sentence if memory is exhausted: nothing may leave a rank's thread.
 void fail(const Communicator& member, const std::exception_ptr& error) {
   try {
     member.impl()->fail(sentence_of(error));

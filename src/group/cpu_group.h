@@ -65,7 +65,7 @@ class CpuGroup {
 
   /// Collective: each rank brings a heap, all of the same size, and gets access to those of all
   /// ranks of its host, by rank (null: of other hosts), which last as long as anybody holds them.
-  /// Where a rank cannot, throws the same on all ranks.
+  /// If a rank cannot, throws the same on all ranks.
   virtual std::vector<std::shared_ptr<Heap>> share(int rank, const std::shared_ptr<Heap>& own,
                                                    int limit_ms) = 0;
 

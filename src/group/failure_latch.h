@@ -49,7 +49,7 @@ class FailureLatch {
     board_.first.compare_exchange_strong(nobody, by, std::memory_order_release,
                                          std::memory_order_relaxed);
   }
-  /// Of itself.
+  /// Rank `rank` says that it has failed itself.
   void raise(int rank, const std::string& sentence) { raise(rank, rank, sentence); }
 
   bool raised() const { return board_.first.load(std::memory_order_acquire) >= 0; }

@@ -9,7 +9,7 @@ namespace uniep {
 /// A block of memory, zero at first; pages that are never touched take no memory.
 class Heap {
  public:
-  /// Of this process alone. Where there is not so much, throws what would need less.
+  /// Memory of this process alone. If there is not so much, throws what would need less.
   explicit Heap(std::int64_t bytes, const char* remedy = "a smaller max_tokens or capacity_rows");
   /// Memory that `owner` keeps.
   Heap(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)

@@ -19,9 +19,9 @@ bool are_several(const std::vector<std::string>& ids);
 /// How many ranks are where `rank` is, itself included, whatever UNIEP_HOSTS says.
 int ranks_beside(const std::vector<std::string>& ids, int rank);
 
-/// On which hosts a group's ranks are. `ids` names the host of each rank, `wanted` is UNIEP_HOSTS
-/// of each (0: not set), which goes before. Throws Error(kInvalidArgument) where hosts do not have
-/// as many consecutive ranks each, or ranks want different things.
+/// The hosts that a group's ranks are on. `ids` names the host of each rank, `wanted` is
+/// UNIEP_HOSTS of each (0: not set), which goes before. Throws Error(kInvalidArgument) if hosts do
+/// not have as many consecutive ranks each, or ranks want different things.
 RankLayout layout_of_group(const std::vector<std::string>& ids,
                            const std::vector<std::int32_t>& wanted);
 

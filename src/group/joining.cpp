@@ -29,7 +29,7 @@ std::string environment_card(TcpBootstrap& bootstrap) {
   }
 }
 
-/// That of the environment. If it is wrong there, the usual one until the others have been told.
+/// The environment's limit. If that is wrong, the usual one until the others have been told.
 int limit_of_joining() {
   try {
     return env_timeout_ms();

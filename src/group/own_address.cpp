@@ -26,7 +26,7 @@ struct FreeInterfaces {
   void operator()(ifaddrs* list) const { freeifaddrs(list); }
 };
 
-/// Those that are up and have an IPv4 address, in the system's order.
+/// The interfaces that are up and have an IPv4 address, in the system's order.
 std::vector<Interface> interfaces() {
   ifaddrs* first = nullptr;
   ensure(getifaddrs(&first) == 0, "no list of network interfaces");

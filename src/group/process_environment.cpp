@@ -27,8 +27,9 @@ constexpr Launcher kTorchrun{.rank = "RANK",
                              .hosts = nullptr,
                              .run = {}};
 
-/// Those of MPI first: under Slurm they start their helpers by srun, whose variables all ranks of a
-/// host inherit. Of Slurm those of a step, as a job's are set in its script, too, which is no rank.
+/// The launchers of MPI come first: under Slurm they start their helpers by srun, whose variables
+/// all ranks of a host inherit. Slurm's variables are those of a step, as a job's are set in its
+/// script, too, which is no rank.
 constexpr Launcher kOthers[] = {{.rank = "OMPI_COMM_WORLD_RANK",
                                  .size = "OMPI_COMM_WORLD_SIZE",
                                  .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -137,7 +138,7 @@ std::string first_of_host_list(const std::string& list) {
       first += list[at];
       continue;
     }
-    // Of "[03-05,9]" the "03".
+    // "03" of "[03-05,9]".
     first += list.substr(at + 1, list.find_first_of("-,]", at) - at - 1);
     at = std::min(list.find(']', at), list.size() - 1);
   }

@@ -15,7 +15,7 @@
 namespace uniep {
 namespace {
 
-/// Where a rank's segment is to be found.
+/// The place where a rank's segment is to be found.
 struct SegmentPlace {
   std::int64_t descriptor;
   std::uint64_t number;

@@ -23,8 +23,8 @@ ProcessId this_process();
 /// Sees the processes of a group end.
 class ProcessWatch {
  public:
-  /// Of those on `own_rank`'s host. Nothing where they do not see each other, or the system cannot
-  /// watch them.
+  /// A watch of the processes on `own_rank`'s host. Nothing if they do not see each other, or the
+  /// system cannot watch them.
   static std::shared_ptr<const ProcessWatch> of(int own_rank, const std::vector<ProcessId>& ids,
                                                 const RankLayout& layout);
 

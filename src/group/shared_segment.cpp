@@ -30,7 +30,7 @@ std::int64_t file_bytes(const SegmentIdentity& identity) {
   return SharedSegment::kHeaderBytes + identity.bytes;
 }
 
-/// Of a rank's segment, for sentences that are seen on all ranks.
+/// The file of a rank's segment, for sentences that are seen on all ranks.
 std::string place(pid_t pid, int descriptor) { return cat("/proc/", pid, "/fd/", descriptor); }
 
 template <class... Args>

@@ -48,7 +48,7 @@ class Connection {
 
   bool open() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
-  /// From now on frames of any length are taken.
+  /// Takes frames of any length from now on.
   void trust() { limit_ = UINT64_MAX; }
 
   /// Queues a frame; `pump` sends it.

@@ -17,7 +17,7 @@ struct TcpWatch {
   std::function<std::optional<std::string>(int rank)> end_of{};
 };
 
-/// Where the ranks of a group meet.
+/// The place where the ranks of a group meet.
 struct TcpMeeting {
   std::string address;  ///< rank 0's
   int port = 0;
@@ -25,7 +25,7 @@ struct TcpMeeting {
   Descriptor listener{};    ///< on rank 0, where it listens there already
   TcpWatch watch{};
 
-  /// Where other programs hold the port, rank 0 takes the first free one up to here.
+  /// If other programs hold the port, rank 0 takes the first free one up to this.
   int last_port() const { return std::min(port + 15, 65535); }
 };
 

@@ -64,7 +64,8 @@ std::optional<std::string> Peers::end_of(int rank) const {
   return watch_.end_of ? watch_.end_of(rank) : std::nullopt;
 }
 
-/// Where a process that has ended forked others, its connections stay open.
+/// Whether its process has ended and nothing more comes. Its connection may be open: it stays so if
+/// the process forked others.
 bool Peers::is_gone(int rank) { return end_of(rank) && !to(rank).read_some(); }
 
 void Peers::check() {
@@ -146,7 +147,7 @@ void Peers::hear_verdict(const std::string& payload, const Step* step) {
     failure_.raise(rank_, error.what());
     throw error;
   }
-  // Where it is a timeout, others have given up on a rank that comes late: this one, or the root.
+  // If it is a timeout, others have given up on a rank that comes late: this one, or the root.
   const Error error = timeout ? Error(ErrorCode::kPeerFailed, "the group is unusable: " + sentence)
                               : Error(code, sentence);
   if (rank_ == 0) fail(error, verdict->failed_rank);  // tells all others

@@ -21,7 +21,7 @@ struct Step {
   std::uint64_t round = 0;  ///< its number among all_gathers; 0: joining
   Deadline deadline = Deadline::in(std::chrono::milliseconds(limit_ms));
 
-  /// The same time once more, from now on: for bytes that keep moving.
+  /// A deadline as long as the step's, from now on: for bytes that keep moving.
   Deadline renewed() const { return Deadline::in(std::chrono::milliseconds(limit_ms)); }
 };
 
@@ -42,7 +42,8 @@ class Peers {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// On rank 0 to any other rank, elsewhere to rank 0; not open before that rank has joined.
+  /// The connection to another rank: on rank 0 any, elsewhere rank 0; not open before that has
+  /// joined.
   Connection& to(int rank) { return connections_[static_cast<std::size_t>(rank)]; }
   /// All that are open.
   std::vector<Connection*> connections();

@@ -43,7 +43,8 @@ Addresses resolve(const std::string& address, int port) {
   return found;
 }
 
-/// None where the name service cannot answer now: it may, once it has heard of rank 0's host.
+/// The addresses; none if the name service cannot answer now: it may, once it has heard of rank 0's
+/// host.
 Addresses resolve_for_now(const std::string& address, int port) {
   Addresses found;
   const int error = look_up(address, port, found);

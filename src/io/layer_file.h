@@ -50,7 +50,7 @@ struct LayerCheck {
   /// One sentence each; empty for a file that load_layer accepts. Many bad values of one tensor are
   /// named one by one up to a limit and counted after it.
   std::vector<std::string> findings;
-  /// Where the shapes are right. Ids that are out of range are in none of its counts.
+  /// The summary, if the shapes are right. Ids that are out of range are in none of its counts.
   std::optional<LayerSummary> summary;
 };
 

@@ -121,7 +121,7 @@ std::string format_header(std::span<const Tensor> tensors) {
   return prefix + text;
 }
 
-/// By DType.
+/// A row for each DType, in its order.
 struct DTypeRow {
   std::string_view name;
   std::int64_t size;

@@ -34,8 +34,8 @@ Bounded mapped(double value, double slope, double bend, const Bounded& z) {
 
 constexpr double kNowhere = std::numeric_limits<double>::infinity();
 
-/// Of the function of an activation's gate, no less than the largest second and third derivative,
-/// and where its first one has a step.
+/// Bounds of the function of an activation's gate: no less than the largest second and third
+/// derivative, and where its first one has a step.
 struct Bends {
   double value;
   double slope;
@@ -66,7 +66,7 @@ Bends bends_of(Activation activation) {
   return {};
 }
 
-/// The same of the function of an up half; nothing where that is taken as it is.
+/// The bounds of the function of an up half; nothing if that is taken as it is.
 std::optional<Bends> bends_of_up(Activation activation) {
   const double limit = exact_activations::limit_of(activation);
   if (limit != kNowhere) return Bends{0, 0, limit};

@@ -19,7 +19,7 @@ struct Bounded {
 };
 
 Bounded operator*(const Bounded& a, const Bounded& b);
-/// By a number that is exact.
+/// Divides by a number that is exact.
 Bounded operator/(const Bounded& a, const Bounded& b);
 
 /// The number as bf16 memory keeps it.

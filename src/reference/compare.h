@@ -37,7 +37,7 @@ Difference first_difference(std::span<const T> got, std::span<const T> want) {
   return difference;
 }
 
-/// For vectors, from which a template cannot deduce a span.
+/// first_difference of vectors, from which a template cannot deduce a span.
 template <class T>
 Difference first_difference(const std::vector<T>& got, const std::vector<T>& want) {
   return first_difference(std::span<const T>(got), std::span<const T>(want));

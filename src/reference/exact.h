@@ -13,8 +13,8 @@ using ExactResult = Outputs<double>;
 /// expert several times in a token, no tokens. Throws Error(kInvalidArgument).
 ExactResult exact(const LayerData& layer);
 
-/// The same from numbers that need not fit bf16. The caller vouches for the sizes. Large layers
-/// take minutes: `expert_done`, where there is one, is called after each expert.
+/// `exact` of numbers that need not fit bf16. The caller vouches for the sizes. Large layers take
+/// minutes: `expert_done`, if there is one, is called after each expert.
 ExactResult exact(const Inputs<double>& inputs, const std::function<void()>& expert_done = {});
 
 }  // namespace uniep::reference

@@ -48,7 +48,7 @@ inline ExactValueSlope relu2(double z) {
   return {r * r, 2 * r};
 }
 
-/// Where a gate and an up half end; infinity: nowhere.
+/// The value at which a gate and an up half end; infinity: nowhere.
 constexpr double limit_of(Activation activation) {
   if (activation == Activation::kGptOss) return 7;
   if (activation == Activation::kSwigluClamped) return 10;
@@ -76,7 +76,7 @@ inline ExactValueSlope softcapped_gate(double z) {
 
 }  // namespace exact_activations
 
-/// Of an element of the gate half; of all of h where there is no gate.
+/// What becomes of an element of the gate half; without a gate, of any element of h.
 inline ExactValueSlope exact_gate(Activation activation, double z) {
   switch (activation) {
     case Activation::kSwiglu:
@@ -101,7 +101,7 @@ inline ExactValueSlope exact_gate(Activation activation, double z) {
   return {};
 }
 
-/// Of an element of the up half.
+/// What becomes of an element of the up half.
 inline ExactValueSlope exact_up(Activation activation, double z) {
   if (activation == Activation::kSwigluSoftcapped) return exact_activations::softcap(z, 25);
   const double limit = exact_activations::limit_of(activation);

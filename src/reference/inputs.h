@@ -44,7 +44,7 @@ struct Inputs {
 template <class T>
 Inputs<T> widen(const LayerData& layer);
 
-/// The same numbers as the oracle's result; out alone is filled by a forward pass.
+/// The results of a layer, as T; a forward pass fills out alone.
 template <class T>
 struct Outputs {
   std::vector<T> out;            // [tokens, H]

@@ -20,7 +20,7 @@ void combine(const Matrix<T>& segment, const std::vector<Row>& rows, Matrix<T>& 
   }
 }
 
-/// The same for one number per row.
+/// Brings one number for each of the expert's rows back to its slot.
 template <class T>
 void combine(const std::vector<T>& segment, const std::vector<Row>& rows, std::vector<T>& slots) {
   for (std::size_t r = 0; r < segment.size(); ++r) {

@@ -9,8 +9,8 @@
 
 namespace uniep::reference {
 
-// Where the probabilities of an expert's rows enter. With Probs::kBefore, in a, and with it in dh.
-// With Probs::kAfter, in the sum over a token's rows, and so in the rows of dy that backward begins
+// The probabilities of an expert's rows enter a with Probs::kBefore, and dh through it. With
+// Probs::kAfter they enter the sum over a token's rows, and so the rows of dy that backward begins
 // with, bf16(p dy). Then dprobs, the sum of dy times the row behind fc2, is the sum of da f divided
 // by p, since da comes from p dy. A row whose p is 0 is dispatched as dy itself, so that this sum
 // is right without the division; its a and dh are zeros, as p dy would have made them.

@@ -26,7 +26,7 @@ class Activity {
 
   void add(const TimelineEvent& event);
 
-  /// Of the column's duration, summed over workers.
+  /// The activity's share of the column's duration, summed over workers.
   double share(std::size_t column, std::size_t activity) const { return share_[column][activity]; }
   /// What took most of a worker's time; kIdle where half of it or more went to nothing.
   std::size_t dominant(std::size_t column) const;

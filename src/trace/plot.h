@@ -14,7 +14,7 @@ struct PlotInput {
   PageText page;
 
   int num_ranks = 1;
-  /// By global expert; rank r owns the r-th of num_ranks equal parts.
+  /// An element a global expert; rank r owns the r-th of num_ranks equal parts.
   std::vector<std::int64_t> rows_per_expert;
   /// An entry a pass that ran, in order, with an element a rank.
   std::vector<std::vector<PassStats>> passes;

@@ -67,7 +67,7 @@ std::vector<PassGroups> passes_of(const PlotInput& input) {
   return passes;
 }
 
-/// Over all ranks, stages and passes.
+/// The times over all ranks, stages and passes.
 StageStats sums_of(const PlotInput& input) {
   StageStats sums;
   for (const auto& ranks : input.passes) {
@@ -118,7 +118,7 @@ bool names_need_two_lines(const std::vector<PassGroups>& passes, double slot) {
   return widest + 3 > slot;
 }
 
-/// Of a bar of each stage of all passes.
+/// The width that a bar of each stage of all passes has.
 double slot_width(const std::vector<PassGroups>& passes) {
   std::size_t groups = 0;
   for (const PassGroups& p : passes) groups += p.groups.size();

@@ -36,8 +36,8 @@ std::string_view character_at(std::string_view utf8, std::size_t i) {
   return utf8.substr(i, end - i);
 }
 
-/// In units of the size. Others than ASCII are rare here (names of files), and get what nearly all
-/// of them fit in.
+/// The width in units of the size. Others than ASCII are rare here (names of files), and get what
+/// nearly all of them fit in.
 double character_width(std::string_view character, bool bold) {
   const auto first = static_cast<unsigned char>(character[0]);
   if (first < 0x20 || first == 0x7f) return bold ? 0.62 : 0.56;  // shown as '?'
@@ -68,7 +68,7 @@ std::size_t fitting(std::string_view utf8, const TextStyle& style, double width)
   return utf8.size();
 }
 
-/// Where a line that has room for `room` bytes ends: behind a place to break, unless that would
+/// The end of a line that has room for `room` bytes: behind a place to break, unless that would
 /// leave most of the line empty.
 std::size_t line_end(std::string_view rest, std::size_t room) {
   if (room >= rest.size()) return rest.size();

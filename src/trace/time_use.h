@@ -15,10 +15,11 @@ struct TimeUse {
   double span_s = 0;   ///< from the first task taken to the last one done
   /// While no worker computes, and one dispatches, waits for inputs or waits for the link.
   double exposed_s = 0;
-  /// Of each launch, from when the first processor has no tasks left until the last has none; their
-  /// sum. Processors that only ever dispatch do not count.
+  /// The time of each launch from when the first processor has no tasks left until the last has
+  /// none, added up. Processors that only ever dispatch do not count.
   double tail_s = 0;
-  /// Of the processors' clock, in cycles a second, while they are at tasks; 0: none were counted.
+  /// The rate of the processors' clock while they are at tasks, in cycles a second; 0: none were
+  /// counted.
   double clock_hz = 0;
 
   // Summed over processors; together `processors * span_s`.

@@ -101,7 +101,7 @@ void draw_time_axis(Svg& svg, double top, double bottom, double seconds) {
            {12, kMutedColor, Anchor::kMiddle});
 }
 
-/// That not all workers have a row.
+/// The text that not all workers have a row; empty if they have.
 std::string sampling_text(std::size_t shown, std::size_t all) {
   return shown < all ? cat("; ", shown, " of ", all, " workers") : "";
 }
@@ -173,7 +173,7 @@ double draw_chosen_rank(Svg& svg, const PassTimeline& p, std::span<const WorkerR
   return draw_rows(svg, rows, p.span, top + 16, 11) + 8;
 }
 
-/// Of many ranks: all workers together, and the fastest, the median and the slowest rank.
+/// Draws all workers of many ranks together, and the fastest, the median and the slowest rank.
 double draw_overview(Svg& svg, const PassTimeline& p, double top) {
   auto ranks = by_rank(p.workers);
   svg.text(kMarginLeft, top + 10,

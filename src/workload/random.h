@@ -32,7 +32,8 @@ class NormalStream {
   std::uint64_t key_;
 };
 
-/// Likewise of independent values that are even in [0, 1).
+/// A stream of independent values that are even in [0, 1), each a pure function of (seed, stream,
+/// index).
 class UniformStream {
  public:
   UniformStream(std::uint64_t seed, std::uint64_t stream);

@@ -11,7 +11,7 @@ namespace uniep::workload {
 /// order: 0 to kMostMeasuredSkew in steps of 0.05. A pure function, the same on every machine.
 double measured_skew(std::span<const std::int64_t> rows_per_expert, int topk);
 
-/// That of a layer's routing.
+/// The measured_skew of a layer's routing.
 double skew_of(const LayerData& layer);
 
 inline constexpr double kMostMeasuredSkew = 4;

@@ -17,7 +17,7 @@ struct Part {
   std::int64_t size() const { return end - begin; }
 };
 
-/// Where the tokens of each of N ranks begin, and T: rank r gets [r T / N, (r + 1) T / N). Throws
+/// The token at which each of N ranks begins, and T: rank r gets [r T / N, (r + 1) T / N). Throws
 /// Error(kInvalidArgument) for less than one rank.
 std::vector<std::int64_t> even_parts(std::int64_t tokens, int ranks);
 
@@ -28,7 +28,7 @@ class Split {
  public:
   /// Throws Error(kInvalidArgument) where the experts do not divide. Keeps a reference to `layer`.
   Split(const LayerData& layer, int ranks);
-  /// With parts of the tokens of any sizes: rank r gets [token_begin[r], token_begin[r + 1]).
+  /// Deals out parts of the tokens of any sizes: rank r gets [token_begin[r], token_begin[r + 1]).
   Split(const LayerData& layer, std::vector<std::int64_t> token_begin);
 
   int ranks() const { return ranks_; }

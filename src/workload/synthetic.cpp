@@ -25,7 +25,7 @@
 namespace uniep::workload {
 namespace {
 
-// With the limits of problems, these keep every product of dimensions within 63 bits.
+// The largest skew that a made-up routing may have.
 constexpr double kMaxSkew = 100;
 
 struct Shape {
@@ -175,7 +175,7 @@ std::string fault_of_groups(const ShapeSpec& s) {
   if (s.topk_group > s.n_group) {
     return cat("topk_group is ", s.topk_group, "; 1 to n_group=", s.n_group, " is accepted");
   }
-  // Of more slots than experts the rest is dropped, with groups and without.
+  // If slots are more than experts, the rest is dropped, with groups and without.
   if (s.num_experts / s.n_group * s.topk_group < std::min(s.topk, s.num_experts)) {
     return cat("topk_group is ", s.topk_group, "; so many of the ", s.n_group,
                " groups are accepted that they have topk=", s.topk, " experts");
@@ -215,7 +215,7 @@ class TopK {
     best_[place] = {expert, logit};
   }
 
-  /// Where there are fewer experts than K, the slots behind the last are dropped.
+  /// Writes the best K. If experts are fewer than K, the slots behind the last are dropped.
   void store(std::int32_t* ids, float* probs) const {
     std::array<double, kMaxTopk> weight{};
     double sum = 0;
@@ -253,7 +253,7 @@ class GroupLimit {
     const std::size_t size = logits.size() / groups_;
     for (std::size_t g = 0; g < groups_; ++g) scores_[g] = score(logits.subspan(g * size, size));
     std::iota(order_.begin(), order_.end(), std::size_t{0});
-    // Of equal scores the earlier group stays ahead.
+    // If scores are equal, the earlier group stays first.
     std::ranges::stable_sort(order_, std::greater<>{}, [&](std::size_t g) { return scores_[g]; });
     for (const std::size_t g : std::span(order_).subspan(chosen_)) {
       std::ranges::fill(logits.subspan(g * size, size), TopK::kHidden);

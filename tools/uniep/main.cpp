@@ -91,7 +91,8 @@ int run(CLI::App& app, const Invocation& invocation, int argc, char** argv) {
   }
 }
 
-/// Without memory for an exception the runtime ends a process that throws one.
+/// Whether there is memory for an exception: without any the runtime ends a process that throws
+/// one.
 bool has_memory_to_begin() {
   constexpr std::size_t kLeast = std::size_t{1} << 20;
   void* const memory = std::malloc(kLeast);

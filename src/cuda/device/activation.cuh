@@ -15,7 +15,7 @@ namespace uniep::cuda {
 inline constexpr float kLargestUsualGate = 86.0f;
 template <Activation activation = Activation::kSwiglu>
 __device__ __forceinline__ bool is_unusual_gate(float z) {
-  // Of activations that are limited, the largest scale.
+  // The largest scale of activations that are limited.
   constexpr float kScale =
       is_limited(activation) ? limits_of(Activation::kGptOss).sigmoid_scale : 1.0f;
   return !(fabsf(z) <= kLargestUsualGate / kScale);

@@ -95,7 +95,7 @@ struct DeviceContext {
   void* main_dw2 = nullptr;
   void* main_db1 = nullptr;
   void* main_db2 = nullptr;
-  /// Of stages, a bit each: the matrices of this rank's own experts, which the stage reads or whose
+  /// A bit for each stage: the matrices of this rank's own experts, which the stage reads or whose
   /// gradients it writes, are [in, out].
   std::uint32_t in_out = 0;
   Limits limits{};  // of the activation, if it has any: parameters of a kernel take no registers
@@ -116,7 +116,7 @@ struct DeviceContext {
     return (in_out >> static_cast<int>(stage) & 1) != 0 && !view.is_shared(expert);
   }
 
-  /// Where that tensor of rows has row number `row` of the plan.
+  /// The row of that tensor that is row number `row` of the plan.
   template <Tensor t>
   __device__ __forceinline__ std::int64_t row(std::int64_t row) const {
     return row_in<t>(view, row);

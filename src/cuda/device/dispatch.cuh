@@ -156,7 +156,7 @@ class DispatchWarp {
     if constexpr (!kKinds.ring) return false;
     return in_ring_;
   }
-  /// Of these, the pulls whose rows there is room for.
+  /// How many of the pulls at hand have room for their rows.
   __device__ __forceinline__ int pulls_with_room() const {
     if (!in_ring()) return pulls_at_hand();
     if (current_.expert > roomy_) return 0;
@@ -181,7 +181,7 @@ class DispatchWarp {
     return static_cast<int>(ctx_.view.pull_rows[first + lane_]);
   }
 
-  /// Where the tensor that this pass dispatches to has the row: what is dispatched again is not
+  /// The row's number in the tensor that this pass dispatches to: what is dispatched again is not
   /// saved. A token's place stays.
   __device__ __forceinline__ int place_of(int row) const {
     if constexpr (kKinds.saves) {
@@ -198,9 +198,9 @@ class DispatchWarp {
     return static_cast<std::int64_t>(std::uint64_t{static_cast<std::uint32_t>(place)} * width);
   }
 
-  /// Until whoever had the places of the current batch's expert in the ring before is done with
-  /// them, and with those of experts before it that this warp has not waited for. They may wait for
-  /// rows that this warp has stored: it signals all of them first. False: a wait expired.
+  /// Waits until whoever had the places of the current batch's expert in the ring before is done
+  /// with them, and with those of experts before it that this warp has not waited for. They may
+  /// wait for rows that this warp has stored: it signals all of them first. False: a wait expired.
   __device__ __forceinline__ bool wait_for_room() {
     ptx::bulk_wait<0>();
     fence_signals();
@@ -235,8 +235,8 @@ class DispatchWarp {
     }
   }
 
-  /// Up to kGroup chunks of the current batch, then the signals of the group before, and behind
-  /// the last group of a batch of the first task those of both. False: a wait expired.
+  /// Stores up to kGroup chunks of the current batch. Then come the signals of the group before,
+  /// and after the last group of a batch of the first task those of both. False: a wait expired.
   /// Nothing here is unrolled: what takes time is the number of instructions.
   __device__ __forceinline__ bool run_group() {
     if (in_ring() && current_.expert > roomy_ && !wait_for_room()) return false;
@@ -291,7 +291,7 @@ class DispatchWarp {
     return true;
   }
 
-  /// Until the ranks that a batch pulls from have published. False: a wait expired.
+  /// Waits until the ranks that a batch pulls from have published. False: a wait expired.
   __device__ __forceinline__ bool wait_for_sources(const PullBatch& batch) {
     const bool pulls = lane_ < batch.pulls && !is(batch.stage, Stage::kExpand);
     unsigned unseen = __reduce_or_sync(kWholeWarp, pulls ? 1u << batch.pull.source : 0u) & ~seen_;

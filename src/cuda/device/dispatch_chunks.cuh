@@ -24,7 +24,7 @@ struct PullBatch {
   int last_row = kNoRow;  // of the expert
 };
 
-/// Where loads or stores have got to: a buffer, and a chunk of a pull, which is numbered from the
+/// How far loads or stores have got: a buffer, and a chunk of a pull, which is numbered from the
 /// current batch's first and may be of the upcoming one. Counted up, since a division takes as long
 /// as many a chunk.
 struct ChunkPosition {

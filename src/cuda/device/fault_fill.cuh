@@ -13,7 +13,7 @@ __device__ __forceinline__ void fill_rows(bf16* rows, std::int64_t count, bf16 v
   for (std::int64_t i = thread; i < count / 8; i += threads) to[i] = {pair, pair, pair, pair};
 }
 
-/// By `threads` threads, each with its number.
+/// Fills all of it by `threads` threads, each with its number.
 __device__ __forceinline__ void fill_of_fault(const FaultFill& f, std::int64_t thread,
                                               std::int64_t threads) {
   fill_rows(f.tokens, f.tokens_count, kFaultToken, thread, threads);

@@ -93,7 +93,7 @@ class OrderRoutine {
     for (int q = this_cta() - first_queue_cta(); q < o_.num_queues; q += queue_ctas()) f(q);
   }
 
-  /// By the last CTA, since it has queues and so passes all barriers.
+  /// Zeroes a barrier. The last CTA does it, since it has queues and so passes all barriers.
   __device__ void reset(int barrier) const {
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) arrivals_[barrier] = 0;
   }
@@ -137,7 +137,7 @@ class OrderRoutine {
     return low == rows ? 0 : static_cast<int>(low / v_.schedule.tile_m);
   }
 
-  /// Where a wave's block of an expert stands.
+  /// The place of a wave's block of an expert.
   struct BlockPlace {
     int position;     // of the expert in expert_order
     int first_tile;   // of the block
@@ -218,7 +218,7 @@ class OrderRoutine {
     return mine;
   }
 
-  /// Of shared experts, which have all of the rank's tokens, beside so many slots of others.
+  /// Slots of shared experts, which have all of the rank's tokens, beside so many slots of others.
   __device__ int shared_slots(std::int64_t others) const {
     return static_cast<int>(others) / v_.topk * v_.shared_experts;
   }

@@ -120,7 +120,8 @@ class PlanExchanger : public PlanState {
     *static_cast<volatile int*>(&w.raised) = 1;
   }
 
-  /// Until `load()` is `expected` past `base` (modulo 2^32); false where a wait ends otherwise.
+  /// Waits until `load()` is `expected` past `base` (modulo 2^32); false if the wait ends
+  /// otherwise.
   template <class Load>
   __device__ bool poll(Load load, std::uint32_t base, std::uint32_t expected, int peer,
                        std::uint32_t limit_ticks) const {

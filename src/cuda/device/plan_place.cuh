@@ -69,12 +69,12 @@ class PlanPlacer : public PlanState {
       unsigned long long fullest = 0;
       for (int e = lane_index(); e - lane_index() < local_; e += 32) {
         const std::int64_t rows = e < local_ ? total(r * local_ + e) : 0;
-        // Of two experts with as many rows, the one with the lower number.
+        // If two experts have as many rows, the one with the lower number is the fullest.
         const auto number = static_cast<std::uint32_t>(r * local_ + e);
         fullest = max_of(fullest, static_cast<unsigned long long>(rows) << 32 | ~number);
         const std::int64_t padded = round_up<std::int64_t>(rows, a_.row_align);
         const std::int64_t up_to = warp_inclusive_sum(padded);
-        // Of use where it fits 32 bits; elsewhere the capacity is exceeded.
+        // The beginning is of use if it fits 32 bits; else the capacity is exceeded.
         if (r == a_.rank && e < local_) {
           segment_[e] = static_cast<std::uint32_t>(begin + up_to - padded);
         }
@@ -90,7 +90,7 @@ class PlanPlacer : public PlanState {
     }
   }
 
-  /// The same in every thread of the grid.
+  /// The fault of the routing, the same in every thread of the grid.
   __device__ RoutingFault find_fault() const {
     using Kind = RoutingFault::Kind;
     if (cta_.tokens_fault >= 0) {
@@ -189,7 +189,8 @@ class PlanPlacer : public PlanState {
     }
   }
 
-  /// By the CTA that read how many are free ahead of the grid's barrier; no other looks.
+  /// Takes the plan's pages. Only CTA 0 does, which alone has read how many are free, before the
+  /// grid's barrier.
   __device__ void take_pages() const {
     if (blockIdx.x != 0) return;
     const PageStack& stack = a_.pool.stack;

@@ -83,8 +83,8 @@ class PlanState {
     if (a_.order.hosts == 1) return cta_.token_begin[a_.num_ranks];
     return static_cast<int>(a_.order.most_tokens) * a_.num_ranks;
   }
-  /// Of one of them, which it is of its source. That, where there is one host, is looked for from
-  /// `source` on, and none of a later token may be given.
+  /// The number that such a token has on its source. The source, if there is one host, is looked
+  /// for from `source` on, so it must not be that of a later token.
   __device__ int find_token(int token, int& source) const {
     if (a_.order.hosts == 1) {
       while (token >= cta_.token_begin[source + 1]) ++source;

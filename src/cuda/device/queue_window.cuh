@@ -28,7 +28,7 @@ class QueueWindow {
   /// less than the last, when nothing is left.
   __device__ __forceinline__ Task draw(std::uint32_t index) {
     int entry = lane_of(index);
-    // Those that it is mixed with stand on either side, and the end of the last counts too.
+    // The blocks that it is mixed with stand on either side, and the end of the last counts too.
     static_assert(2 * kMostMixedBlocks <= 32, "no place in the window would do");
     while (entry >= 32 - kMostMixedBlocks) {
       read(first_ + entry - (kMostMixedBlocks - 1));

@@ -44,8 +44,8 @@ class ReduceChunks {
   }
 
  private:
-  /// As many as let a token's rows of them fit `slot_bytes`, or as are summed in a step where that
-  /// leaves fewer threads without a vector.
+  /// The most columns of which a token's rows fit `slot_bytes`, or as many as are summed in a step
+  /// if that leaves fewer threads without a vector.
   __device__ __forceinline__ int columns_of(int slot_bytes, int step) const {
     const int most = slot_bytes / (kBf16Bytes * slots_) / kVectorElements * kVectorElements;
     const int chunks = ceil_div(hidden_, most);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void sum_chunk(const DeviceContext& ctx, const Reduce
                                           int threads) {
   const int topk = known_here(ctx.view.topk);
   const int token_slots = known_here(ctx.view.slots);
-  // Of slot_rows each slot is a sum of its own.
+  // With slot_rows each slot is a sum of its own.
   const int sum_slots = kGeneral && ctx.view.slot_rows ? 1 : token_slots;
   const int sums = token_slots / sum_slots;  // of a token
   const int vectors = chunk.width / kVectorElements;

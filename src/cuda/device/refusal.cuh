@@ -7,7 +7,7 @@ namespace uniep::cuda {
 
 // `calls` is this rank's; null in tests that have none.
 
-/// By one thread, in the kernel that a call begins with.
+/// Counts a call as begun. One thread does, in the kernel that a call begins with.
 __device__ __forceinline__ void begin_call(CallState* calls) {
   if (calls != nullptr) ptx::add_relaxed_gpu(&calls->begun, 1);
 }

@@ -15,8 +15,8 @@ __device__ __forceinline__ Vector scaled(const Vector& v, float factor) {
   return {pair(v.x), pair(v.y), pair(v.z), pair(v.w)};
 }
 
-/// To the first kRows of `rows`, a bit a lane, each where its lane says; returns the others. A
-/// vector is read once for all of them.
+/// Stores to the first kRows of `rows`, a bit a lane, each where its lane says; returns the others.
+/// A vector is read once for all of them.
 template <int kRows>
 __device__ __forceinline__ unsigned store_some_scaled(const Vector* from, int vectors,
                                                       unsigned rows, unsigned long long to,

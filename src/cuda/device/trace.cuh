@@ -21,7 +21,7 @@ class Tracer {
   __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row, int first_record)
       : trace_(trace), row_(row), next_(first_record) {}
 
-  /// Where the row has one role only.
+  /// The tracer of a row that has one role only.
   __device__ __forceinline__ Tracer(const DeviceTrace& trace, int row)
       : Tracer(trace, row, first_record(trace, row)) {}
 

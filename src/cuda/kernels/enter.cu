@@ -27,7 +27,7 @@ __device__ __forceinline__ std::int64_t global_threads() {
   return std::int64_t{gridDim.x} * kEnterThreads;
 }
 
-/// With several loads of a thread under way at a time.
+/// Copies with several loads of a thread under way at a time.
 __device__ __forceinline__ void copy_vectors(void* to, const void* from, std::int64_t bytes) {
   constexpr int kAhead = 4;
   auto* target = static_cast<uint4*>(to);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void zero_draws(const PassView& v, const EnterArgs& a
   for (std::int64_t i = global_thread(); i < launches; i += global_threads()) args.drawn[i] = 0;
 }
 
-/// Of the expert: nobody reads the row where its tokens are in place.
+/// Zeroes a row of the expert, unless its tokens are in place: then nobody reads the row.
 template <Tensor t>
 __device__ __forceinline__ void zero_row(const DeviceContext& ctx, int expert, std::int64_t row) {
   if (is_in_place<t>(ctx.view, expert)) return;
@@ -176,7 +176,8 @@ __device__ __forceinline__ void begin_pass(const DeviceContext& ctx, const Enter
   if (v.ring_rows == 0) zero_pad_rows(ctx);
 }
 
-/// Those that come with a wave, if tokens come in waves; else all.
+/// Copies the tokens that come with the wave, or all if tokens do not come in waves, to where peers
+/// read them.
 __device__ __forceinline__ void stage_tokens(const DeviceContext& ctx, int wave) {
   const PassView& v = ctx.view;
   if (v.num_ranks == 1) return;  // dispatch reads them where they are

@@ -34,7 +34,7 @@ cudaError_t PassKernel<kVariant>::prepare() {
                               static_cast<int>(sizeof(PassShared<ShapeOf<kVariant>>)));
 }
 
-/// Those of weight gradients alone wait for nobody, so that they run on the SMs that other work
+/// Launches of weight gradients alone wait for nobody, so that they run on the SMs that other work
 /// leaves, such as what brings tokens to other hosts.
 template <PassVariant kVariant>
 cudaError_t PassKernel<kVariant>::launch(const DeviceContext& ctx, const LaunchQueues& queues,

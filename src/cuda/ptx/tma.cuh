@@ -98,7 +98,8 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// The same for global memory: what was acquired by ordinary loads may then be read by TMA.
+/// Orders ordinary accesses of global memory before later ones of TMA, which may then read what was
+/// acquired by ordinary loads.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }

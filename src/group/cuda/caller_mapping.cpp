@@ -39,7 +39,7 @@ class CallerMapping final : public SymmetricMemory::Mapping {
     return request.caller.release != nullptr && request.size > 1;
   }
 
-  /// Of the words by which they do.
+  /// The words by which ranks tell one another, as bytes.
   std::string exported() { return to_bytes(words_->exported()); }
 
   void open(const std::vector<std::string>& of_ranks) {

@@ -20,11 +20,10 @@ class HandleCache {
   };
   explicit HandleCache(Functions functions) : functions_(std::move(functions)) {}
 
-  /// Where `handle` is mapped for this thread's current device, which is `device`.
+  /// The address at which `handle` is mapped for this thread's current device, which is `device`.
   void* acquire(int device, const std::string& handle);
 
-  /// For each `acquire`; the last one unmaps. Where that throws, the handle is forgotten all the
-  /// same.
+  /// Ends an `acquire`; the last one unmaps. If that throws, the handle is forgotten all the same.
   void release(int device, const std::string& handle);
 
  private:

@@ -47,7 +47,7 @@ class IpcMapping final : public SymmetricMemory::Mapping {
     (void)cudaGetLastError();
   }
 
-  /// For the peers, who may map it from now on.
+  /// The memory and words as bytes for the peers, who may map them from now on.
   std::string exported() {
     const IpcPart memory = export_part(memory_, bytes_);
     shared_ = true;
@@ -123,7 +123,7 @@ std::unique_ptr<SymmetricMemory::Mapping> make_ipc_mapping(const SymmetricReques
       return mapping->exported();
     });
   } catch (const Error& e) {
-    // Where a rank refused, none goes on to map anything; where one was lost, others may have.
+    // If a rank refused, none goes on to map anything; if one was lost, others may have.
     const bool lost = e.code() == ErrorCode::kTimeout || e.code() == ErrorCode::kPeerFailed;
     if (mapping && !lost) mapping->unshare();
     throw;

@@ -18,7 +18,7 @@ struct IpcPart {
   std::string handle;
   std::int64_t offset = 0;
 
-  /// Of every part's bytes.
+  /// The size of any part as bytes.
   static constexpr std::size_t kBytes = 64 + sizeof(std::int64_t);
 };
 std::string to_bytes(const IpcPart& part);
@@ -41,10 +41,10 @@ class MappedPart {
     std::swap(address_, other.address_);
     return *this;
   }
-  /// With the same device current; errors are dropped.
+  /// Unmaps it, and drops errors. The device that it was mapped for is current, as for `close`.
   ~MappedPart();
 
-  /// The same, but throws them.
+  /// Unmaps it, and throws errors.
   void close();
 
   void* address() const { return address_; }  ///< null: closed, or never mapped

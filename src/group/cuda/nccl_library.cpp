@@ -15,8 +15,8 @@ constexpr int kOldest = NCCL_VERSION(2, 28, 0);
 
 std::string version_text(int v) { return cat(v / 10000, ".", v / 100 % 100, ".", v % 100); }
 
-/// Multicast is read from the environment when NCCL is first used, so it is switched off before.
-/// Where NCCL is in this process already (PyTorch brings it), that may be too late to say.
+/// Switches multicast off before NCCL is first used, which reads it from the environment then. If
+/// NCCL is in this process already (PyTorch brings it), that may be too late to say.
 void switch_multicast_off(const std::string& file) {
   const bool is_off = env_nccl_nvls_enable() == "0";
   void* loaded = is_off ? nullptr : dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);

@@ -30,7 +30,7 @@ class NcclMapping final : public SymmetricMemory::Mapping {
     if (memory_ != nullptr) (void)nccl_.mem_free(memory_);
   }
 
-  /// Among all ranks at the same time; ends within the time limit, whatever the others do.
+  /// Connects all ranks, at the same time; ends within the time limit, whatever the others do.
   void connect(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

@@ -11,14 +11,15 @@
 
 namespace uniep::cuda {
 
-/// By these the ranks that have each other's memory mapped say that they have let go of it. They do
-/// not destroy their objects together, and memory must not be freed while a peer may use it.
+/// The words by which ranks that have each other's memory mapped say that they have let go of it.
+/// They do not destroy their objects together, and memory must not be freed while a peer may use
+/// it.
 ///
 /// A rank has a word for each of its peers, in device memory that is never freed: so the peer's
 /// last access, by which it says so, always finds it.
 class ReleaseWords {
  public:
-  /// In memory of this thread's current device.
+  /// Takes words in memory of this thread's current device.
   ReleaseWords(int rank, int size);
   ~ReleaseWords();
   ReleaseWords(const ReleaseWords&) = delete;
@@ -27,7 +28,7 @@ class ReleaseWords {
   /// The device that they are on.
   int device() const;
 
-  /// For the peers, who may write to them from now on.
+  /// The words for the peers, who may write to them from now on.
   IpcPart exported();
 
   /// Maps the words of all ranks, in their order.

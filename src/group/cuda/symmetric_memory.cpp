@@ -60,7 +60,7 @@ void require_usable(const CallerMemory& caller, int rank, int size) {
   }
 }
 
-/// As all ranks have to say it.
+/// The kind of memory, which all ranks have to say alike.
 std::string text_of(const CallerMemory& caller) {
   if (!caller.peers.empty()) {
     return cat(", mapped by the caller", caller.release ? ", who takes it back" : "");

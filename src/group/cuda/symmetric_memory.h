@@ -17,7 +17,7 @@ struct CallerMemory {
   /// This rank's memory. Without `peers` it is mapped between the ranks by CUDA IPC: a part of an
   /// allocation of cudaMalloc, as PyTorch's allocator gives it without expandable segments.
   void* local = nullptr;
-  /// By rank, everybody's memory as it is mapped here. This rank's is `local`, where that is set.
+  /// Everybody's memory as it is mapped here, by rank. This rank's is `local`, if that is set.
   std::vector<void*> peers{};
   /// Called once, when no rank uses this rank's memory any more: where the SymmetricMemory is
   /// destroyed, or later, as `free_released_memory` says. Must not throw. Never called where the

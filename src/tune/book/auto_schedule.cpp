@@ -25,7 +25,7 @@ std::shared_ptr<ScheduleBook> make_book(const std::string& path, const TuneKey& 
                                         profile_of_passes(key.backend, key.device));
 }
 
-/// Of each cache file, for programs that change the environment.
+/// A book of each cache file and device, since programs change the environment.
 struct Books {
   using Name = std::tuple<std::string, Backend, std::string>;
   std::mutex mutex;

@@ -96,7 +96,7 @@ Save save_from(const std::string& text) {
               cat("save is ", in_quotes(text), "; rows, tokens and none are accepted"));
 }
 
-/// Of an entry that lacks it: no.
+/// Whether a field says yes; an entry that lacks it says no.
 bool truth_or_no(Fields& fields, const char* key) {
   const std::string text = fields.text_or(key, "no");
   require(text == "yes" || text == "no", ErrorCode::kIo, key, " is ", in_quotes(text),
@@ -231,7 +231,7 @@ Json file_or_empty(std::string_view text, const std::string& origin,
   }
 }
 
-/// Of a file that is to be removed, which another program's must not be.
+/// How many entries a file has that is to be removed. Throws for another program's, which stays.
 std::size_t num_entries(std::string_view text, const std::string& origin) {
   try {
     return file_from(text).at("entries").size();
@@ -259,7 +259,7 @@ std::string note(const std::string& origin, const std::string& reason,
   return cat(origin, ": entry ", numbers[0], which, " ignored: ", reason);
 }
 
-/// In the place of the one that has its key, else behind all others.
+/// Puts an entry in the place of the one that has its key, else behind all others.
 void put_entry(Json& entries, const TunedEntry& entry) {
   std::string ignored;  // what is not understood stays, and is said where it is used
   for (Json& old : entries) {
@@ -410,7 +410,7 @@ std::optional<std::size_t> TuneCache::clear() const {
   if (!text) return std::nullopt;
   require_own_version(*text, path_);
   const std::size_t entries = num_entries(*text, path_);
-  // Of a link the file behind it, which is what `store` replaces.
+  // A link stays: the file that it leads to goes, which is what `store` replaces.
   remove_file(std::filesystem::canonical(path_).string());
   return entries;
 }

@@ -35,7 +35,7 @@ class Router {
     for (int k = 0; k < topk_; ++k) {
       std::int32_t e = draw();
       for (int tries = 1; is_taken(e) && tries < kTries; ++tries) e = draw();
-      // Of a few experts that take nearly all tokens, these were all drawn: the next one follows.
+      // If a few experts take nearly all tokens, these were all drawn: the next one follows.
       for (int next = 0; is_taken(e) && next < experts(); ++next) e = next;
       ids.push_back(e);
     }
@@ -95,9 +95,9 @@ std::vector<RoutingPlan> made_up_plans(Problem p, const TuneKey& key) {
 /// less may well be slower, and the default was chosen by measurements.
 constexpr double kDoubt = 0.04;
 
-/// What is weighed against the default, beside its neighbours. Where little comes over the wire
+/// What is weighed against the default, beside its neighbours. When little comes over the wire,
 /// dispatch is a copy within the GPU, for which more workers were found to pay, with smaller tasks.
-/// Where tokens are few, a token seldom has two rows on a rank, and weight gradients, all of them
+/// When tokens are few, a token seldom has two rows on a rank, and weight gradients, all of them
 /// output, hold up what others wait for.
 constexpr const char* kRivals[] = {"sequential",
                                    "pipelined:2",

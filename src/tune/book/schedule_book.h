@@ -46,7 +46,7 @@ class ScheduleBook {
   };
 
   ScheduleChoice find(const TuneKey& key, const Problem& problem, const Place& place) const;
-  /// Of what was tuned; nothing where there is no entry that can run.
+  /// The choice among what was tuned; nothing if no entry can run.
   std::optional<ScheduleChoice> find_tuned(const TuneKey& key, const Problem& problem,
                                            const Place& place) const;
 
@@ -64,7 +64,7 @@ TunedEntries shipped_entries();
 /// The shipped profile of a device, as `TuneKey::device` names it; nothing where there is none.
 std::optional<MachineProfile> shipped_profile_of(Backend backend, std::string_view device);
 
-/// The same, as passes of this process run there: without the SMs that UNIEP_SPARE_SMS leaves.
+/// The shipped profile as passes of this process run: without the SMs that UNIEP_SPARE_SMS leaves.
 std::optional<MachineProfile> profile_of_passes(Backend backend, std::string_view device);
 
 }  // namespace uniep::tune

@@ -111,7 +111,7 @@ class Wire {
 
 Topology measure_network(int ranks_per_host) {
   Wire wire(env_network_gbps());
-  // Of each the least: what else the machine does makes it longer only.
+  // The least of each, since what else the machine does makes it longer only.
   double small = kNever, few = kNever, many = kNever;
   const auto begin = Clock::now();
   for (int i = 0; i < kRepeats && (i == 0 || seconds_since(begin) < kLongSeconds); ++i) {

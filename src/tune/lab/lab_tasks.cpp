@@ -63,7 +63,7 @@ class LayerSampler {
     }
   }
 
-  /// Beside products, as dispatch runs in all schedules but one.
+  /// Samples dispatch beside products, as it runs in all schedules but one.
   void sample_dispatch(int pull_tokens) {
     Schedule schedule = parse_schedule("single", default_schedule(Backend::kCuda));
     schedule.pull_tokens = pull_tokens;
@@ -78,7 +78,7 @@ class LayerSampler {
   }
 
  private:
-  /// As many as take `busy_s`.
+  /// As many passes as take `busy_s`.
   int busy_passes(Pass pass, const Schedule& schedule) {
     constexpr double kMost = 1000;
     lab_.run(pass, schedule, 1);  // the first also loads kernels and takes memory
@@ -105,7 +105,7 @@ class LayerSampler {
     }
   }
 
-  /// Of tasks that followed another on their worker.
+  /// Samples only tasks that followed another on their worker.
   void sample_moves(const Schedule& schedule, Stage stage, double TaskSample::*seconds,
                     std::vector<Observation>& to) {
     const PassOrder order(lab_.plan(), Pass::kForward, schedule);
@@ -150,7 +150,7 @@ TaskFigures measure_tasks(ProfileLab& lab, const LabOptions& options) {
     for (const int token_block : kReduceBlocks) sampler.sample_reduce(token_block);
     options.progress();
   }
-  // Of a reduce task the items are its tokens, and bytes follow from them: bytes alone count.
+  // The items of a reduce task are its tokens, and bytes follow from them: bytes alone count.
   for (Observation& o : figures.reduce) o.sizes[1] = 0;
   return figures;
 }

@@ -27,7 +27,7 @@ class ProfileLab {
   /// Makes the layer of the passes to come, on all ranks together or on each by itself. The shape
   /// is that of workload::parse_shape.
   virtual void set_up(const std::string& shape, bool together) = 0;
-  /// Of the layer's routing on this rank.
+  /// The plan of the layer's routing, as this rank has it.
   virtual const PlanData& plan() const = 0;
   /// The last of some passes, which keep the machine at work: `busy_passes` come before it.
   virtual LabPass run(Pass pass, const Schedule& schedule, int busy_passes) = 0;

@@ -11,7 +11,7 @@ namespace uniep::tune {
 /// or on several hosts by those of its host.
 inline constexpr int kMostSimulatedRanks = 8;
 
-/// Of so many equal parts of the experts, those of ranks or hosts, the one with the most rows.
+/// The part with the most rows, of so many equal parts of the experts: those of ranks or hosts.
 int fullest_part(const Problem& problem, int parts, std::span<const std::int32_t> topk_ids);
 
 /// The plans that a prediction needs of a routing: those of all ranks, or of those that stand for
@@ -21,11 +21,11 @@ std::vector<RoutingPlan> plans_to_simulate(const Problem& problem,
                                            std::span<const std::int32_t> topk_ids,
                                            int most_ranks = kMostSimulatedRanks, int hosts = 1);
 
-/// The same machine with so many workers fewer. Those of a GPU then run faster, since power limits
-/// them together: they make up for half of it (docs/research/power.md, "Fewer SMs").
+/// The profile of a machine with so many workers fewer. The others of a GPU then run faster, since
+/// power limits them together: they make up for half of it (docs/research/power.md, "Fewer SMs").
 MachineProfile with_spare_workers(const MachineProfile& profile, int spare);
 
-/// The same machine with communication that costs nothing.
+/// The profile of a machine whose communication costs nothing.
 MachineProfile without_communication(const MachineProfile& profile);
 
 struct Prediction {

@@ -66,7 +66,8 @@ class Messages {
     return of_blocks(first, last, &Block::back, token_bytes);
   }
 
-  /// Of the sums of all hosts, which PyTorch reads and writes several times; or of rows, once.
+  /// Seconds to add up the sums of all hosts, which PyTorch reads and writes several times; or
+  /// rows, once.
   double add_up(double token_bytes) const {
     if (hosts_ == 1) return 0;
     const double of_sums = hosts_ == 2 ? 5 : 8 + 5 * (hosts_ - 1);
@@ -75,11 +76,11 @@ class Messages {
     return copies * static_cast<double>(block_) * token_bytes * profile_.reduce.per_byte / workers;
   }
 
-  /// Of all ranks of the host.
+  /// What crosses for all ranks of the host.
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  /// Of the tokens of one rank: those that come, and the sums or rows that go back.
+  /// The tokens of one rank: those that come, and the sums or rows that go back.
   struct Block {
     std::int64_t tokens = 0, back = 0;
   };
@@ -178,7 +179,7 @@ class GatheredPass {
     return data + std::max(crossed, part(PassPart::kWeights, {}));
   }
 
-  /// In which the GPU has nothing to do.
+  /// Seconds of the host in which the GPU has nothing to do.
   double host_seconds() const {
     if (!exact_hosts_ || hosts_ == 1) return 0;
     return kSecondsBesides + kSecondsOfMessage * (comes_in_waves() ? hosts_ - 1 : 1);

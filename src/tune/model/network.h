@@ -61,7 +61,7 @@ class Network {
     return {done - seconds, done + latency};
   }
 
-  /// Of all transfers so far.
+  /// The bytes of all transfers so far.
   const LinkBytes& bytes() const { return bytes_; }
 
  private:

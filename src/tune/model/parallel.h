@@ -45,7 +45,7 @@ void for_each_in_parallel(std::size_t count, std::size_t most, F&& f) {
   if (thrown) std::rethrow_exception(thrown);
 }
 
-/// On up to `model_threads()` threads.
+/// Runs on up to `model_threads()` threads.
 template <class F>
 void for_each_in_parallel(std::size_t count, F&& f) {
   for_each_in_parallel(count, model_threads(), std::forward<F>(f));

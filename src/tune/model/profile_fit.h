@@ -20,7 +20,7 @@ struct FitReport {
 
 /// The sizes that a product's time is a sum over, in the order of GemmCost.
 std::vector<double> product_terms(double m, double n, double k);
-/// Those of a task that moves data, in the order of MoveCost.
+/// The sizes that a data-moving task's time is a sum over, in the order of MoveCost.
 std::vector<double> move_terms(const MoveSize& size);
 
 /// Times of products of one stage.

@@ -73,10 +73,10 @@ struct SimulatedRank {
   std::vector<int> lanes_left;  ///< of each worker, in the communication queue
   int active = 0;               ///< units that have not run out of tasks
   int pulling = 0;              ///< dispatch tasks under way
-  /// Where it stands for all ranks: its pushes, which count as everybody's.
+  /// Its pushes, which count as everybody's if it stands for all ranks.
   Counter mirrored{};
   std::int64_t pushes_left = 0;
-  /// Where its host stands for all.
+  /// What the other hosts send, if its host stands for all.
   std::optional<HostMirror> other_hosts{};
   double done = 0;
   PassStats stats{};

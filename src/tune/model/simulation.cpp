@@ -54,7 +54,7 @@ class Simulation {
   void advance(Counter& counter, std::uint32_t amount, double visible);
   int here(const SimulatedRank& r, int rank) const;
   SimulatedRank& simulated(int index) const { return *ranks_[static_cast<std::size_t>(index)]; }
-  /// Among the simulated ranks, which follow one another.
+  /// The index of a rank among the simulated ones, which follow one another.
   int index_of(int rank) const { return rank - simulated(0).view().rank; }
   SimulatedRank& rank_at(int rank) { return simulated(index_of(rank)); }
   void note(SimulatedRank& r, const Unit& unit, const Task& task);
@@ -396,8 +396,8 @@ void Simulation::finish(int index) {
   take(index);
 }
 
-/// Where rows of a run's pulls are listed: far apart, so that one after another would be waited
-/// for.
+/// Prefetches where rows of a run's pulls are listed. They lie far apart: each would be waited for
+/// after the other.
 void prefetch_rows(const PassView& v, const Task& pulls) {
   for (std::int64_t i = pulls.m; i < pulls.m + pulls.n; ++i) {
     __builtin_prefetch(v.pull_rows + v.pulls[i].first_row);
@@ -457,7 +457,7 @@ void Simulation::push(Unit& unit, SimulatedRank& r, const Task& task) {
   if (--r.pushes_left == 0) advance(r.mirrored, 1, r.mirrored.visible);
 }
 
-/// At `peer`, what was pushed for `rank`: itself, or one that it stands in for.
+/// Counts at `peer` what was pushed for `rank`: itself, or one that it stands in for.
 void Simulation::arrive(SimulatedRank& peer, int rank,
                         std::span<const PushedTiles::Arrival> arrivals, double visible) {
   for (const PushedTiles::Arrival& a : arrivals) {
@@ -465,7 +465,7 @@ void Simulation::arrive(SimulatedRank& peer, int rank,
   }
 }
 
-/// To the rank of the rail on the task's host, while the worker goes on.
+/// Sends to the rank of the rail on the task's host, while the worker goes on.
 void Simulation::send_far(SimulatedRank& r, const Task& task) {
   const PassView& v = r.view();
   const int own = index_of(v.rank);
@@ -499,7 +499,7 @@ void Simulation::deliver(const Message& message, double visible) {
                 : for_each_signal(r.view(), message.task, to_peer);
 }
 
-/// Of another host.
+/// Counts a signal from another host.
 void Simulation::hear(const Signal& s, double visible) {
   advance(rank_at(s.rank).counters.at(s.kind, s.index), s.amount, visible);
 }

@@ -17,15 +17,15 @@ MoveSize move_size(const PassView& v, const Task& task);
 /// Seconds of one worker for each task of a pass under a schedule, without waits and transfers.
 class TaskCosts {
  public:
-  /// Of `workers` that compute side by side.
+  /// The costs for workers of which `workers` compute side by side.
   TaskCosts(const MachineProfile& profile, const PassView& view, int workers);
 
   double of(const PassView& v, const Task& task) const;
 
  private:
-  /// As long as the multiplications take or, where that is longer, as memory takes: small batches
-  /// multiply less than the weights that they read take to come, and so does a walk that reads them
-  /// again and again.
+  /// Seconds of a product's task: of the multiplications or, if that is longer, of memory. Small
+  /// batches multiply less than the weights that they read take to come, and so does a walk that
+  /// reads them again and again.
   double product(const PassView& v, const Task& task) const;
   /// Rows or columns of a tile, those that it lacks at the price of padding.
   double padded(std::int64_t real, std::int64_t whole) const;
@@ -40,7 +40,7 @@ class TaskCosts {
 inline std::int64_t token_bytes(const PassView& v, Stage stage) {
   return v.stage(stage).wire.pulled_token;
 }
-/// Of so many tokens, as the pass publishes them.
+/// The bytes of so many tokens, as the pass publishes them.
 inline std::int64_t published_bytes(const PassView& v, std::int64_t tokens) {
   std::int64_t bytes = 0;
   for (const StageView& stage : v.stages) bytes += tokens * stage.wire.pulled_token;

@@ -12,7 +12,7 @@ namespace uniep::tune {
 /// grid where the operand fits half of the cache (the other half is for what it is used with).
 class TileTraffic {
  public:
-  /// Of `workers` at work side by side; a cache of 0 bytes holds everything.
+  /// The traffic of `workers` at work side by side; a cache of 0 bytes holds everything.
   TileTraffic(const PassView& view, int workers, double cache_bytes);
 
   /// What is read for the task, its share of what others read with it; and of a weight gradient

@@ -17,7 +17,7 @@ struct Breakdown {
   double rest = 0;  ///< without a task: launches, and the end of queues
 };
 
-/// Of one pass on all ranks.
+/// The breakdown of one pass on all ranks.
 Breakdown breakdown_of(const std::vector<PassStats>& by_rank);
 
 /// Part by part, the median over several passes.

@@ -61,7 +61,8 @@ class Evaluations {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// Those from `first` on, so few that the clock is looked at often; returns the first unknown.
+  /// Asks for unknown schedules from `first` on, so few that the clock is looked at often. Returns
+  /// the first that was not looked at.
   std::size_t ask_side_by_side(const std::vector<Schedule>& schedules, std::size_t first) {
     const std::size_t most =
         std::min(static_cast<std::size_t>(std::max(left_, 1)), 2 * model_threads());
@@ -89,7 +90,7 @@ class Evaluations {
   std::vector<Ranked> ranked_;
 };
 
-/// From one point to the best of its neighbours, as long as that is better.
+/// Walks from one point to the best of its neighbours, as long as that is better.
 void climb(const Space& space, Ranked at, Evaluations& evaluate) {
   for (;;) {
     if (evaluate.exhausted()) return;

@@ -20,7 +20,7 @@ struct ModelSearchOptions {
   int samples = 200;  ///< random points
   int climbs = 4;     ///< of the best of these are improved axis by axis
   int evaluations = 600;
-  /// After which no more are begun, whatever is left of `evaluations`.
+  /// The time after which no more are begun, whatever is left of `evaluations`.
   double seconds = std::numeric_limits<double>::infinity();
   int simplified =
       24;  ///< of the best are put back to the first seed's values where that is as good
@@ -36,8 +36,9 @@ std::vector<Ranked> search_model(const Space& space, const std::vector<Schedule>
                                  const std::function<double(const Schedule&)>& evaluate,
                                  const ModelSearchOptions& options);
 
-/// Of `ranked`, fastest first, up to `count` that are worth measuring. The model is off by some
-/// percent, so of points that are alike (no more than three axes and 1 % apart) one stands for all.
+/// Up to `count` of `ranked`, fastest first, that are worth measuring. The model is off by some
+/// percent, so one of several points that are alike (no more than three axes and 1 % apart) stands
+/// for all.
 std::vector<Ranked> distinct(const std::vector<Ranked>& ranked, std::size_t count);
 
 }  // namespace uniep::tune

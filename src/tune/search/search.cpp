@@ -128,7 +128,7 @@ TuneOutcome Search::outcome() const {
     out.ranking.back().speedup = race_.speedup(i);
     out.ranking.back().faster = race_.is_faster(i);
     if (out.ranking.size() == 1) out.chosen = out.ranking.front();
-    // Where chance may have put another in front, the default stays.
+    // The default stays if chance may have put another in front.
     if (i == 0 && !out.chosen->faster) {
       out.chosen = out.ranking.back();
       out.kept_default = true;

@@ -69,7 +69,8 @@ std::size_t Tuner::left_of_a_round() const {
       session_->candidates, [](const auto& c) { return c.seconds.empty() && !c.rejected; }));
 }
 
-/// With candidates by a model that takes at most a quarter of what is left beside a round.
+/// The session that the search starts from: the one read from its file, or a new one. Its
+/// candidates come by a model that takes at most a quarter of what is left beside a round.
 Session Tuner::begin(double round_s) {
   if (session_) return std::move(*session_);
   std::vector<Ranked> by_model;
@@ -127,7 +128,7 @@ int Tuner::explaining_rounds(double set_up_s) const {
   double round_s = median(out_.ranking.front().seconds);
   for (std::size_t i = 0; i < count; ++i) round_s += median(out_.ranking[i].seconds);
   const double left = (1 + kExcess) * settings_.budget_s - spent() - set_up_s;
-  // As long again for comparing bits.
+  // Comparing bits takes as long again.
   return static_cast<int>(std::clamp(left / (2 * round_s), 0.0, double{kExplainingRuns}));
 }
 
@@ -153,8 +154,8 @@ void Tuner::explain_best(const Measure& measure, int rounds) {
   if (out_.kept_default) out_.chosen->why = "the default";
 }
 
-/// Where too few rounds could tell nothing apart, the default was kept for that alone, and must not
-/// take the place of what a longer search found.
+/// Stores nothing if rounds were too few to tell anything apart: then the default was kept for that
+/// alone, and must not take the place of what a longer search found.
 void Tuner::store_best() {
   if (!out_.chosen || !out_.conclusive || settings_.cache.empty()) return;
   const TunedCandidate& best = *out_.chosen;

@@ -46,7 +46,7 @@ struct Flags {
 
 bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
 
-/// Those to make up: none where a file has the layer.
+/// The shapes to make up; none if a file has the layer.
 std::vector<std::string> shapes_of(const Flags& flags) {
   if (!flags.shapes.empty() || !flags.input.empty()) return flags.shapes;
   return wants_cuda(flags) ? workload::model_names() : std::vector<std::string>{"tiny", "small"};

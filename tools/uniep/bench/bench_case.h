@@ -76,13 +76,13 @@ struct BenchCase {
   bool has_dy() const { return layer == nullptr || !layer->dy.empty() || layer->tokens == 0; }
   std::int64_t rows() const;          ///< of all ranks, those of shared experts included
   std::int64_t rows(int rank) const;  ///< of the experts of one, without shared ones
-  /// Of the experts of one and of its shared ones, pad rows included.
+  /// Rows of the experts of one rank and of its shared ones, pad rows included.
   std::int64_t padded_rows(int rank) const;
-  /// That have rows of these experts, each once.
+  /// Tokens that have rows of a rank's experts, each once.
   std::int64_t received_tokens(int rank) const;
 };
 
-/// Of every rank.
+/// The rows over the wire of every rank.
 std::vector<WireRows> wire_rows(const BenchCase& bench);
 
 /// Throws Error(kInvalidArgument) where the shape does not parse, has no such arithmetic, or ranks

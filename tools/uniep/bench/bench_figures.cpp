@@ -35,7 +35,7 @@ Product product_of(const StageRow& row, const Extents& extents) {
           extents[Extent::kRows], cols, reduction};
 }
 
-/// With all that a pass may compute again.
+/// The choice of a pass that computes again all that it may.
 constexpr GraphChoice kAllComputed{.drops_x_rows = true, .drops_h = true};
 
 std::optional<double> if_positive(double value) {
@@ -76,8 +76,8 @@ bool ran(const BenchPass& measured, Stage stage) {
   });
 }
 
-/// Of the bytes over the wire those that one stage moves: where several of a pass pull, or push,
-/// each moves as many.
+/// The bytes over the wire that one stage moves: if several stages of a pass pull, or push, each
+/// moves as many.
 double bytes_of(const BenchPass& measured, Stage stage) {
   const auto share = [&](bool (*moves)(Stage), double of_all) {
     if (!moves(stage)) return 0.0;
@@ -163,7 +163,7 @@ std::vector<BenchRow> bench_rows(const BenchPass& measured, const workload::Shap
     return row;
   };
 
-  // Of the whole pass only what has to be computed: not what is computed again.
+  // The whole pass counts only what has to be computed: not what is computed again.
   double flops = 0;
   for (const Product& p : products(spec, measured.pass, rows)) flops += p.flops();
   BenchRow whole{.pass = measured.pass, .seconds = pass_seconds(measured)};

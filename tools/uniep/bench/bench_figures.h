@@ -77,7 +77,7 @@ struct BenchPass {
   std::size_t passes() const { return stats.empty() ? 0 : stats.front().size(); }
 };
 
-/// Of every pass, of the rank whose median is largest.
+/// The seconds of every pass, on the rank whose median is largest.
 std::vector<double> pass_seconds(const BenchPass& measured);
 
 /// A row of the table: a direction, or one of its stages.

@@ -28,7 +28,7 @@ std::vector<BenchRow> rows_of(const BenchEntry& entry, const BenchPass& pass) {
   return bench_rows(pass, entry.bench.spec, entry.bench.rows(), entry.report.floors);
 }
 
-/// Of a direction, that of schedule number `schedule`.
+/// The schedule of a direction that number `schedule` stood for.
 const Schedule& used_schedule(const BenchEntry& entry, std::size_t schedule, Pass pass) {
   const tune::LayerSchedules& used = entry.report.used[schedule];
   return (pass == Pass::kForward ? used.forward : used.backward).schedule;

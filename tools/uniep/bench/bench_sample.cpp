@@ -89,7 +89,7 @@ class Inputs {
     const int experts = bench_.spec.num_experts;
     return expert < experts ? Weight{routed, expert} : Weight{shared, expert - experts};
   }
-  /// Of a slot that is one of its token's K, the place in the routing.
+  /// The place in the routing of a slot that is one of its token's K.
   std::size_t routed(std::int64_t slot) const {
     return static_cast<std::size_t>(token_of(slot) * bench_.spec.topk + slot % slots());
   }
@@ -307,7 +307,7 @@ RowFactors row_factors(const Inputs& in, const workload::ShapeSpec& s, const Wei
   return f;
 }
 
-/// In the middle of an expert.
+/// The block in the middle of an expert.
 WeightBlock block_of(const workload::ShapeSpec& s, std::int64_t expert) {
   const std::int64_t hidden_count = std::min(kSampledHidden, s.hidden);
   return {.expert = expert,
@@ -316,7 +316,7 @@ WeightBlock block_of(const workload::ShapeSpec& s, std::int64_t expert) {
           .hidden_count = hidden_count};
 }
 
-/// Of the first expert of a rank that has rows; nothing where none has.
+/// The block of the first expert of a rank that has rows; nothing if none has.
 std::optional<WeightBlock> sampled_block(const BenchCase& bench, int rank) {
   const auto first = bench.rows_per_expert.begin() + rank * bench.local_experts();
   const auto last = first + bench.local_experts();

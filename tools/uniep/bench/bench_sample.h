@@ -44,7 +44,7 @@ struct Sample {
   ResultTensor tensor;
   std::vector<Run> runs{};
   std::vector<double> exact{};
-  /// Of each value the root of the sum of squares of its terms, which may cancel; empty: there are
+  /// The root of the sum of squares of each value's terms, which may cancel; empty: there are
   /// enough values for some to be of the usual size.
   std::vector<double> terms{};
 };

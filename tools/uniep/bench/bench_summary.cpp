@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kLongestName = 24;
 
-/// As it was given, where that is short and says which one it is.
+/// The schedule as it was given, if that is short and says which one it is; else its number.
 std::string name_of(const BenchOptions& options, std::size_t schedule) {
   const std::string& given = options.schedules[schedule].given;
   const auto same = std::ranges::count(options.schedules, given, &BenchSchedule::given);
@@ -38,7 +38,7 @@ struct Fastest {
   double ratio = 1;  ///< how many times as long the other takes
 };
 
-/// Of the means of the logarithms of times.
+/// The fastest schedule by the means of the logarithms of times.
 Fastest fastest_of(Pass pass, const std::vector<double>& logs) {
   const auto best = static_cast<std::size_t>(std::ranges::min_element(logs) - logs.begin());
   std::size_t other = 0;

@@ -35,7 +35,7 @@ LayerData read_layer(const std::string& path, const ArithmeticFlags& arithmetic)
 /// "gpt_oss, probs after, biases": what differs from SwiGLU's experts; empty: nothing does.
 std::string arithmetic_text(const Problem& problem);
 
-/// Of result files: "swiglu", "gpt_oss,after,bias".
+/// The words of result files: "swiglu", "gpt_oss,after,bias".
 std::string arithmetic_words(const Problem& problem);
 
 }  // namespace uniep::tool

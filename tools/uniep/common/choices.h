@@ -26,7 +26,7 @@ inline constexpr const char* kAutoSchedule = "auto";
 /// What --schedule asks for; nothing: auto. What the text leaves alone is the backend's default.
 std::optional<Schedule> schedule_choice(const std::string& text, Backend backend);
 
-/// Of "forward", "backward" or "both".
+/// The choice that "forward", "backward" or "both" names.
 PassChoice pass_choice(const std::string& text);
 
 }  // namespace uniep::tool

@@ -29,7 +29,7 @@ std::string narrowed_example(std::string_view line) {
   return text + last;
 }
 
-/// Where the text begins below which a line goes on: behind what it describes.
+/// The beginning of the text below which a line goes on: behind what it describes.
 std::size_t begin_of_text(std::string_view line) {
   const std::size_t word = std::min(line.find_first_not_of(' '), line.size());
   const std::size_t gap = word == 0 ? line.npos : line.find("  ", word);

@@ -4,7 +4,7 @@ namespace uniep::tool {
 
 /// While it lives, SIGINT and SIGTERM do not end this process but are noted: work that goes on for
 /// long looks, and ends with what it has. A second one, a second or more later, ends the process.
-/// Where ranks are processes a signal need not have reached all: rank 0 tells the others.
+/// If ranks are processes, a signal need not have reached all: rank 0 tells the others.
 class Interrupt {
  public:
   Interrupt();

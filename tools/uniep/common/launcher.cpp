@@ -35,7 +35,7 @@ class SignalsHeld {
     sigprocmask(SIG_BLOCK, &set_, &before_);
     children_ = before_;
     for (const int s : {SIGCHLD, SIGINT, SIGTERM}) sigdelset(&children_, s);
-    // Where it is ignored, the system forgets how children ended.
+    // If SIGCHLD is ignored, the system forgets how children ended.
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;
     sigaction(SIGCHLD, &normal, &child_before_);
@@ -206,14 +206,14 @@ class Children {
     kill_at_ = std::min(kill_at_.value_or(at), at);
   }
 
-  /// That which ended a process, or that it took note of and ended itself (Interrupt); or 0.
+  /// The signal that ended a process, or that it took note of and ended itself (Interrupt); or 0.
   static int signal_of(int status) {
     if (WIFSIGNALED(status)) return WTERMSIG(status);
     const int noted = WEXITSTATUS(status) - 128;
     return noted == SIGINT || noted == SIGTERM ? noted : 0;
   }
 
-  /// Of the first that fails, if it could not say so itself.
+  /// Tells how the first rank that fails ended, if it could not say so itself.
   void tell_of_silent_end(std::ptrdiff_t rank, int status) const {
     if (const int signal = signal_of(status); signal != 0) {
       std::cerr << cat(command_, ": the process of rank ", rank, " was ended by signal ", signal,

@@ -18,12 +18,11 @@ struct LaunchOptions {
 /// Runs `count` copies of a program, each with the arguments `argv` (its name first) and RANK,
 /// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT of its own, and waits for all. They share
 /// this process' output, but for stderr of ranks other than 0, which comes when all have ended, and
-/// not at all where such a rank refuses its input as rank 0 does: their sentences are the same.
-/// SIGINT and SIGTERM are handed on to them, and they end with this process.
-/// Where one fails, or a second signal comes, the others are killed after a while. Returns 0, or
-/// what the first that failed returned: its exit code, or 128 + the signal that ended it, of which
-/// a sentence tells. To be called while this process has no other threads, which signals could
-/// reach.
+/// not at all if such a rank refuses its input as rank 0 does: their sentences are the same. SIGINT
+/// and SIGTERM are handed on to them, and they end with this process. If one fails, or a second
+/// signal comes, the others are killed after a while. Returns 0, or what the first that failed
+/// returned: its exit code, or 128 + the signal that ended it, of which a sentence tells. To be
+/// called while this process has no other threads, which signals could reach.
 int launch_ranks(int count, const std::vector<std::string>& argv,
                  const LaunchOptions& options = {});
 

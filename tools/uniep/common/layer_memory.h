@@ -28,13 +28,13 @@ struct StepRows {
   std::int64_t received = 0;  ///< tokens that have rows, each once
 };
 
-/// As many as there is room for, or `rows` of as many different tokens as there can be.
+/// As many rows as there is room for, or `rows` of as many different tokens as there can be.
 StepRows room_for(const Problem& problem, int ranks);
 StepRows room_for(const Problem& problem, int ranks, std::int64_t rows);
 
 RankBytes rank_bytes(const Problem& problem, int ranks, const StepRows& rows, int hosts = 1);
 
-/// Of one rank, where every expert has the same share, and tokens choose theirs apart.
+/// The rows of one rank if every expert has the same share, and tokens choose theirs apart.
 StepRows balanced_rows(const Problem& problem, int ranks);
 
 /// Elements of the experts' weights of one rank, w1 and w2.

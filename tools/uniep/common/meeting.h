@@ -11,7 +11,7 @@ namespace uniep::tool {
 /// How ranks wait for one another.
 struct Meeting {
   std::function<void()> all_here;
-  /// Likewise; what rank 0 says. A signal need not have reached all ranks.
+  /// Waits for all, and returns what rank 0 says. A signal need not have reached all ranks.
   std::function<bool(bool own)> ask_leader;
 };
 

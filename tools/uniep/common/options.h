@@ -33,7 +33,7 @@ CLI::App* add_command(CLI::App& app, const char* name, const char* description);
 class OptionGroup {
  public:
   OptionGroup(CLI::App& sub, std::string name) : sub_(sub), name_(std::move(name)) {}
-  /// Those of no group of their own.
+  /// The options that are in no group of their own.
   explicit OptionGroup(CLI::App& sub);
 
   /// options.cpp lists the types that there are.
@@ -64,7 +64,7 @@ CLI::Validator range(T low, T high) {
 CLI::Validator one_of(std::vector<std::string> names);
 /// What `one_of` accepts for an option; empty where any text may be right.
 std::vector<std::string> choices_of(CLI::Option& option);
-/// Of a group: what `--ranks` accepts; `ranks_accepted` says it in words.
+/// What `--ranks` of a group accepts; `ranks_accepted` says it in words.
 CLI::Validator a_number_of_ranks();
 CLI::Validator a_seed();
 CLI::Validator a_skew();
@@ -79,8 +79,8 @@ void add_json(OptionGroup& group, std::string& path);
 
 void add_kept(OptionGroup& group, KeptFlags& kept);
 
-/// Of a group of CPU ranks; `without` says on how many they are where it is not given. 0: not
-/// given.
+/// Adds --hosts of a group of CPU ranks; `without` says on how many they are if it is not given. 0:
+/// not given.
 void add_hosts(OptionGroup& group, int& hosts, std::string_view without);
 
 }  // namespace uniep::tool

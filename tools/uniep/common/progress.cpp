@@ -55,7 +55,7 @@ std::string bar_text(const WorkDone& work, std::size_t cells) {
   return cat('[', std::string(filled, '#'), std::string(cells - filled, '.'), ']');
 }
 
-/// Of a label and a state that do not fit together, the label is cut.
+/// A label and a state on a line. If they do not fit together, the label is cut.
 std::string joined(std::string_view label, std::string_view between, std::string_view state,
                    std::size_t columns) {
   const std::size_t others = between.size() + state.size();

@@ -81,7 +81,8 @@ void Table::row(std::vector<std::string> cells) {
 
 void Table::remark(std::string text) { rows_.push_back({Kind::kRemark, {std::move(text)}}); }
 
-/// Of each column; the last one, where it can be folded, as wide as is left for it at most.
+/// The width of each column; the last one, if it can be folded, is as wide as is left for it at
+/// most.
 std::vector<std::size_t> Table::widths() const {
   std::vector<std::size_t> widths(align_.size(), 0);
   for (const Row& row : rows_) {

@@ -11,17 +11,17 @@ namespace uniep::tool {
 // from the shape of a layer alone. `what` is the layer in an error: "--shape tiny". Each throws
 // Error(kCapacity).
 
-/// Where so many bytes are not free: better refused than killed half way.
+/// Throws if so many bytes are not free: better refused than killed half way.
 void require_memory(const std::string& what, int ranks, double bytes);
 
-/// Where making up the routing would take minutes.
+/// Throws if making up the routing would take minutes.
 void require_routable(const workload::ShapeSpec& spec, int ranks);
 
-/// Where a pass on CPU ranks of this machine would take many minutes.
+/// Throws if a pass on CPU ranks of this machine would take many minutes.
 void require_short_passes(const std::string& what, const workload::ShapeSpec& spec, int ranks);
 
-/// Where `uniep run --check` would take an hour, or more memory than is free beside what a run of
-/// the layer itself takes.
+/// Throws if `uniep run --check` would take an hour, or more memory than is free beside what a run
+/// of the layer itself takes.
 void require_checkable(const std::string& what, const workload::ShapeSpec& spec, int ranks,
                        bool backward);
 

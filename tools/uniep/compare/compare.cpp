@@ -25,7 +25,7 @@ using enum Table::Align;
 constexpr std::size_t kMostNamed = 8;
 constexpr std::size_t kWidestName = 24;
 
-/// Of a sentence, besides what stands before it.
+/// The width of a line of a sentence, besides what stands before it.
 constexpr std::size_t kWidestLine = 96;
 
 struct Flags {

@@ -23,8 +23,8 @@ std::uint64_t bits_at(const io::Tensor& tensor, std::int64_t i) {
   return bits;
 }
 
-/// Of a sign, `exponent_bits` and `mantissa_bits`. The greatest exponent is that of infinity and
-/// NaN as in IEEE 754, or of numbers, too, and of one NaN.
+/// The number that a sign, `exponent_bits` and `mantissa_bits` stand for. The greatest exponent is
+/// that of infinity and NaN as in IEEE 754, or of numbers, too, and of one NaN.
 double small_float(std::uint64_t bits, int exponent_bits, int mantissa_bits, bool has_infinity) {
   const std::uint64_t one = std::uint64_t{1} << mantissa_bits;
   const auto greatest = (1 << exponent_bits) - 1;
@@ -39,7 +39,7 @@ double small_float(std::uint64_t bits, int exponent_bits, int mantissa_bits, boo
   return (bits >> (exponent_bits + mantissa_bits) & 1) != 0 ? -value : value;
 }
 
-/// As wide as integers of 64 bits and squares of F64 need.
+/// The element as a number, in a type as wide as integers of 64 bits and squares of F64 need.
 long double value_of(DType dtype, std::uint64_t bits) {
   switch (dtype) {
     case DType::kBf16:

@@ -165,7 +165,7 @@ std::string bash_option_cases(const std::vector<CompletedCommand>& subcommands) 
   return cases;
 }
 
-/// Within a specification of _arguments.
+/// The text as it stands within a specification of _arguments.
 std::string zsh_escaped(std::string_view text, std::string_view special) {
   std::string escaped;
   for (const char c : text) {

@@ -10,7 +10,7 @@
 namespace uniep::tool {
 namespace {
 
-/// Those columns of the table, in this order.
+/// A table of those columns of the text, in this order.
 Table columns_of(const TextTable& text, const std::vector<std::size_t>& columns) {
   const auto chosen = [&](const std::vector<std::string>& cells) {
     std::vector<std::string> few;

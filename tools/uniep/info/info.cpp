@@ -49,7 +49,7 @@ std::string axis_range(const AxisInfo& axis) {
   return text;
 }
 
-/// Of the backends: once, where they have the same.
+/// The value on the backends: once, if they have the same.
 std::string of_backends(const AxisInfo& axis, int cpu, int cuda) {
   const std::string on_cpu = axis_value_text(axis, cpu);
   return cpu == cuda ? on_cpu : cat(on_cpu, ", ", axis_value_text(axis, cuda));

@@ -27,8 +27,8 @@ void DeviceLab::set_up(const std::string& shape, bool together) {
   }
 }
 
-/// On a GPU all of them are in the stream before the first is done: the pass that is timed begins
-/// on a machine at work, and on all ranks at once.
+/// Runs passes. On a GPU all of them are in the stream before the first is done: the pass that is
+/// timed begins on a machine at work, and on all ranks at once.
 tune::LabPass DeviceLab::run(Pass pass, const Schedule& schedule, int busy_passes) {
   Layer& layer = timed_->layer();
   layer.take_timeline();

@@ -57,7 +57,7 @@ void set_distance(TensorCheck& check, const std::vector<double>& got,
   }
   const double factor = spread(those_that_matter(squares), those_that_matter(by_cause));
   check.relative_l2 = reference::relative_l2(got, values);
-  // Of zeros alone nothing may differ.
+  // If all numbers are zero, nothing may differ.
   check.limit = likely == 0 || norm == 0 ? 0 : factor * std::sqrt(likely / norm);
 }
 
@@ -184,7 +184,7 @@ void set_shared_wgrads(LayerResult& result, const LayerData& layer, int ranks,
   }
 }
 
-/// Likewise in float64.
+/// Replaces the weight gradients of shared experts in float64 results.
 void set_exact_shared_wgrads(reference::Outputs<Bounded>& exact, const LayerData& layer, int ranks,
                              bool main_grad) {
   exact.dshared_w1.clear(), exact.dshared_w2.clear();

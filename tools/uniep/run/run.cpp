@@ -73,7 +73,7 @@ struct Flags {
   std::string json;
 };
 
-/// Where no launcher says how many there are.
+/// The number of ranks if no launcher says how many there are.
 int own_ranks(const Flags& flags) { return std::max(flags.ranks, 1); }
 
 bool wants_cuda(const Flags& flags) { return backend_choice(flags.backend) == Backend::kCuda; }
@@ -148,7 +148,7 @@ double bytes_of_library(const Flags& flags, const workload::ShapeSpec& spec, int
   if (spec.num_experts % ranks != 0) return 0;  // no layer, as will be said
   Problem problem = workload::problem_of(spec, std::max<std::int64_t>(1, spec.tokens * spec.topk));
   flags.kept.apply_to(problem);
-  // Of a number that does not divide the ranks is said elsewhere.
+  // A number that does not divide the ranks is reported elsewhere.
   const int hosts = flags.hosts > 0 && ranks % flags.hosts == 0 ? flags.hosts : 1;
   const double bytes = static_cast<double>(layer_memory(problem, ranks, hosts));
   return ranks * (bytes + static_cast<double>(flags.row_pool));
@@ -178,7 +178,7 @@ int results_of(const Flags& flags) {
   return pass_choice(flags.pass) == PassChoice::kForward ? 0 : 2;
 }
 
-/// For `processes` that each hold the layer.
+/// Throws unless `processes`, which each hold the layer, can run a shape that is given.
 void require_feasible_shape(const Flags& flags, int ranks, int processes) {
   if (flags.shape.empty()) return;
   const workload::ShapeSpec spec = shape_of(flags);
@@ -187,7 +187,7 @@ void require_feasible_shape(const Flags& flags, int ranks, int processes) {
   require_routable(spec, ranks);
 }
 
-/// Of ranks that each have as many tokens as the one with the most.
+/// The shape of a layer whose ranks each have as many tokens as the one with the most.
 workload::ShapeSpec spec_of(const LayerData& layer, int ranks) {
   return {.name = "custom",
           .tokens = ceil_div<std::int64_t>(layer.tokens, ranks),
@@ -284,7 +284,7 @@ void look_up_schedules(const Flags& flags, const LayerData& layer, const Runners
   options.schedule_origin = tune::origin_text(found);
 }
 
-/// As `uniep bench` has it: the GPUs, then the machine that they are in.
+/// The machine as `uniep bench` has it: the GPUs, then the machine that they are in.
 Machine machine_of(const Runners& runners) {
   Machine machine = this_machine();
   if (!runners.devices.empty()) machine.cpu = cat(runners.devices, ", ", machine.cpu);

@@ -41,7 +41,8 @@ inline const Schedule& schedule_of(const StepOptions& options, Pass pass) {
   return own ? *options.backward_schedule : options.schedule;
 }
 
-/// For reports: "launch=...; backward launch=... (ORIGIN)", as far as there is something to say.
+/// The words of reports: "launch=...; backward launch=... (ORIGIN)", as far as there is something
+/// to say.
 std::string schedules_text(const Schedule& forward, const Schedule& backward,
                            const std::string& origin);
 std::string schedule_text(const StepOptions& options);
@@ -94,7 +95,7 @@ Problem layer_problem(const workload::Split& split, const StepOptions& options);
 std::optional<RowPool> row_pool(const Problem& problem, const StepOptions& options,
                                 const Communicator& member);
 PoolUse pool_use(const std::optional<RowPool>& pool);
-/// That of the rank which held most.
+/// The use of the pool that held most.
 PoolUse fullest(const std::vector<PoolUse>& pools);
 
 /// A backward pass in one call or in two, awaited, and what it did.

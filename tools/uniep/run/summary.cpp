@@ -77,7 +77,7 @@ std::string pulled_note(const WireFigures& wire) {
 
 std::string percent(double share) { return formatted("%.1f", 100 * share); }
 
-/// With a last column where there is a timeline.
+/// The table of the stages, with a last column if there is a timeline.
 Table stage_table(const std::vector<StageFigures>& stages, const std::optional<TimeFigures>& time) {
   std::vector<Table::Align> align(time ? 9 : 8, Table::Align::kRight);
   align[0] = Table::Align::kLeft;

@@ -10,7 +10,7 @@ namespace uniep::tool {
 
 namespace {
 
-/// Those of tokens that are gathered, with one sum of each host in bf16, or with all rows.
+/// Adds the ways of tokens that are gathered, with one sum of each host in bf16, or with all rows.
 void add_gathered(std::vector<HostWay>& ways, int hosts, bool all_rows) {
   using enum tune::CrossesUnder;
   const auto add = [&](const char* how, tune::CrossesUnder under, bool exact_hosts) {
@@ -107,7 +107,7 @@ std::vector<tune::Prediction> predict_way(const HostWay& way, const BenchCase& b
 
 namespace {
 
-/// Of an average rank.
+/// The bytes of an average rank.
 double per_rank(const tune::Prediction& p, std::int64_t bytes) {
   return static_cast<double>(bytes) / static_cast<double>(p.simulated.stats.size());
 }

@@ -30,14 +30,14 @@ struct HostWay {
   bool in_waves() const { return gathered == tune::CrossesUnder::kPasses; }
 };
 
-/// As the pass itself exchanges them: straight; by relays, with all rows; by relays, with a partial
-/// sum of each host. On GPUs, first, as the Python package does around it.
+/// The ways of the pass itself: straight; by relays, with all rows; by relays, with a partial sum
+/// of each host. On GPUs those of the Python package around it come first.
 std::vector<HostWay> ways_between(int hosts, Backend backend);
 
 /// What the names mean, as comments.
 std::string explained_ways(int hosts, Backend backend);
 
-/// Of passes of a way.
+/// What passes of a way are predicted for.
 struct HostSetting {
   int hosts = 1;
   int spare_sms = 0;  ///< where what crosses has SMs of its own
@@ -54,7 +54,7 @@ std::vector<tune::Prediction> predict_way(const HostWay& way, const BenchCase& b
 void print_ways(std::ostream& out, const std::vector<HostWay>& ways,
                 const std::vector<Pass>& passes, double nic);
 
-/// The same as records of uniep-hosts-1, with what `common` has.
+/// The ways as records of uniep-hosts-1, with what `common` has.
 Json ways_json(const std::vector<HostWay>& ways, const std::vector<Pass>& passes, double nic,
                const Json& common);
 

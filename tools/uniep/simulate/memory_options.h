@@ -11,8 +11,8 @@ namespace uniep::tool {
 /// Adds --memory, which does what the sentence says, and what goes with it.
 void add_memory_options(CLI::App& sub, MemoryFlags& flags, const std::string& what_it_does);
 
-/// With --memory both passes are looked at for every choice of what a forward keeps: refuses
-/// --save, --recompute-h, --pass and `others`, where one is given.
+/// Refuses --save, --recompute-h, --pass and `others`, if one is given with --memory, which looks
+/// at both passes for every choice of what a forward keeps.
 void require_undecided(const CLI::App& sub, std::initializer_list<const char*> others);
 
 }  // namespace uniep::tool

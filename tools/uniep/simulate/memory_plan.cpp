@@ -37,7 +37,7 @@ std::int64_t counted_bytes(double bytes) {
   return std::llround(bytes);
 }
 
-/// Where calls take memory for so many rows.
+/// The choice if calls take memory for so many rows.
 PlannedChoice planned(const BenchCase& layer, const ModelMemory& model, const StepRows& rows) {
   const Problem& problem = layer.problem;
   const RankBytes bytes = rank_bytes(problem, layer.ranks, rows, layer.hosts);
@@ -53,7 +53,7 @@ PlannedChoice planned(const BenchCase& layer, const ModelMemory& model, const St
           .weights = counted_bytes(parameters * model.bytes_of_parameter * model.layers)};
 }
 
-/// Where those rows are in pages. What a pass works in is of the capacity all the same.
+/// The choice if so many rows are in pages. What a pass works in is of the capacity all the same.
 PlannedChoice planned_in_pool(const BenchCase& layer, const ModelMemory& model,
                               const StepRows& rows) {
   const Problem& problem = layer.problem;

@@ -67,10 +67,11 @@ MemoryPlan plan_memory(const BenchCase& bench, const ModelMemory& model,
 
 bool fits(const PlannedChoice& choice, const ModelMemory& model);
 
-/// Null where none fits. Of choices of equal time the one that leaves the host alone.
+/// The fastest choice that fits; null if none does. Of choices of equal time the one that leaves
+/// the host alone.
 const PlannedChoice* fastest_that_fits(const MemoryPlan& plan, const ModelMemory& model);
 
-/// With the smallest total.
+/// The choice with the smallest total.
 const PlannedChoice& smallest(const MemoryPlan& plan);
 
 }  // namespace uniep::tool

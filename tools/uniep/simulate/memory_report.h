@@ -25,7 +25,7 @@ const char* rows_text(const PlannedChoice& choice);
 /// "fits", or by how much it does not.
 std::string verdict(const PlannedChoice& choice, const ModelMemory& model);
 
-/// Where nothing does: that, and what would.
+/// The sentence that no choice fits, and what would.
 std::string nothing_fits(const MemoryPlan& plan);
 
 /// What the columns of a plan mean, as comments.

@@ -35,7 +35,7 @@ struct Frame {
   }
 };
 
-/// Of the ranks of column `i`.
+/// Nodes of the ranks of column `i`.
 int nodes(const ScalingInput& input, std::size_t i) {
   const int per_node = input.gpus_per_node;
   return per_node == 0 ? 1 : (input.ranks[i] + per_node - 1) / per_node;

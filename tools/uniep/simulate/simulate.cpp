@@ -68,7 +68,7 @@ struct Degree {
   std::int64_t fullest_rows = 0;
   std::int64_t layer_bytes = 0;
   std::int64_t weight_bytes = 0;
-  /// Of the real layer, where nothing sets Problem::capacity_rows.
+  /// The capacity of the real layer, if nothing sets Problem::capacity_rows.
   std::int64_t default_capacity = 0;
   RoutingFault overflow{};  ///< what that layer would refuse
   std::vector<tune::Prediction> passes{};
@@ -76,7 +76,7 @@ struct Degree {
 
 double nic_latency_us(const Flags& flags) { return flags.nic_latency_us.value_or(5); }
 
-/// Of GPUs on several hosts: UNIEP_SPARE_SMS as docs/hosts.md advises.
+/// UNIEP_SPARE_SMS of GPUs on several hosts, as docs/hosts.md advises.
 constexpr int kUsualSpareSms = 16;
 
 /// --hosts is a cluster by itself, of --ranks alone.
@@ -152,7 +152,7 @@ void note_overflow(Degree& degree, const BenchCase& bench) {
   degree.overflow = overflow_of(bench, degree.default_capacity);
 }
 
-/// On workers of the profile but `spare` ones.
+/// Throws unless the schedule can run on the profile's workers without `spare` ones.
 void require_runnable(const BenchCase& bench, const Setting& setting, int spare = 0) {
   const auto reason = invalid_reason(setting.schedule, bench.problem,
                                      {setting.profile.backend, setting.profile.workers - spare});
@@ -295,7 +295,7 @@ Json overflow_json(const RoutingFault& fault) {
   return {{"rank", fault.rank}, {"rows", fault.value}};
 }
 
-/// Of the smallest number of ranks that overflows; the rest is in the file.
+/// Warns of the smallest number of ranks that overflows; the rest is in the file.
 void warn_of_overflow(const std::vector<Degree>& degrees) {
   const auto overflows = [](const Degree& d) { return is_overflow(d.overflow); };
   const auto first = std::ranges::find_if(degrees, overflows);

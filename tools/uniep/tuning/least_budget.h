@@ -10,8 +10,9 @@ namespace uniep::tool {
 /// there are sessions the search itself finds out.
 void require_least_budget(const TuneFlags& flags, const workload::ShapeSpec& spec, int ranks);
 
-/// Likewise of the first direction, told by passes of the default: where the budget is so short
-/// that measuring the machine, which comes next, would take longer than these.
+/// Throws as require_least_budget does, but for the first direction, told by passes of the default:
+/// if the budget is so short that measuring the machine, which comes next, would take longer than
+/// these.
 void require_budget_of_a_round(const TuneFlags& flags, const BenchCase& bench,
                                const tune::TuneSettings& settings, const Ranks& ranks);
 

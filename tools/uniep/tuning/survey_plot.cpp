@@ -33,7 +33,7 @@ struct Scale {
   double y(double seconds) const { return top + kSide * (1 - part(seconds)); }
 };
 
-/// From the round number below all times to the one above them.
+/// The scale from the round number below all times to the one above them.
 Scale scale_of(const std::vector<SurveyPoint>& points, double top) {
   double least = points.front().measured_s, most = least;
   for (const SurveyPoint& p : points) {

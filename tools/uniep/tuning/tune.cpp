@@ -47,7 +47,7 @@ std::optional<tune::MachineProfile> profile_of(const TuneFlags& flags, const Ran
   return measure_cpu_profile(kEffort, [&] { progress.advance(); }).profile;
 }
 
-/// But for what is known of the machine.
+/// The settings, but for what is known of the machine.
 tune::TuneSettings settings_of(const TuneFlags& flags) {
   tune::TuneSettings s;
   s.budget_s = flags.budget;

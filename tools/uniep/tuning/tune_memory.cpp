@@ -17,7 +17,7 @@ namespace {
 
 using enum Table::Align;
 
-/// Of one layer under the default schedule; 0 where nothing is known of the machine.
+/// Seconds of one layer under the default schedule; 0 if nothing is known of the machine.
 double predicted_s(const BenchCase& bench, const TuneCall& call) {
   if (!call.settings.profile) return 0;
   const std::vector<RoutingPlan> plans =
@@ -36,7 +36,8 @@ bool same_passes(const PlannedChoice& a, const PlannedChoice& b) {
   return a.save == b.save && a.recompute_h == b.recompute_h;
 }
 
-/// Those that fit, one of those with the same passes: the cheapest to the host.
+/// The choices that fit, fastest first. Of those with the same passes one: the cheapest to the
+/// host.
 std::vector<PlannedChoice> to_measure(const MemoryPlan& plan, const ModelMemory& model) {
   std::vector<PlannedChoice> fitting;
   for (const PlannedChoice& choice : plan.choices) {  // exact rows come last

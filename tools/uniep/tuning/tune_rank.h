@@ -13,12 +13,13 @@ class TuneRank {
   TuneRank(const BenchCase& bench, Pass pass, const Communicator& member, BenchDevice& device,
            const Schedule& baseline, bool record_timeline = false);
 
-  /// Of rank 0: measures a schedule on all ranks.
+  /// Measures a schedule on all ranks. Called on rank 0.
   tune::Measurement measure(const Schedule& schedule);
-  /// Of rank 0: lets the others go, and tells them whether it was interrupted. A signal need not
-  /// have reached all of them.
+  /// Lets the others go, and tells them whether it was interrupted: a signal need not have reached
+  /// all of them. Called on rank 0.
   void finish(bool interrupted);
-  /// Of all other ranks: does what rank 0 says until it lets them go; what it told them then.
+  /// Does what rank 0 says until it lets this rank go; returns what it told it then. Called on all
+  /// other ranks.
   bool follow();
 
  private:

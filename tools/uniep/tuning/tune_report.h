@@ -27,10 +27,10 @@ std::string best_schedule(const tune::TuneOutcome& out);
 void print_outcome(std::ostream& out, const tune::TuneOutcome& outcome, const std::string& cache,
                    const std::string& resume);
 
-/// Those whose results had wrong bits, if any.
+/// Prints the candidates whose results had wrong bits, if any.
 void print_rejected(std::ostream& out, const tune::TuneOutcome& outcome);
 
-/// Of a direction, as schema "uniep-tune-1" has it.
+/// The record of a direction, as schema "uniep-tune-1" has it.
 Json outcome_json(const tune::TuneOutcome& outcome);
 
 }  // namespace uniep::tool

@@ -81,7 +81,7 @@ class TuneProgress {
 
   void show(const tune::TuneState& state) {
     progress_.set_done(static_cast<std::int64_t>(1e3 * state.spent_s));
-    // Those of an earlier session were printed then.
+    // Rounds of an earlier session were printed then.
     if (state.rounds == std::exchange(rounds_, state.rounds).value_or(state.rounds)) return;
     progress_.set_label(cat("tuning ", name(state.pass), ", round ", state.rounds, ", ",
                             state.running, " of ", state.candidates, " left"));

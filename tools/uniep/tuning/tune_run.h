@@ -70,7 +70,7 @@ TunedLayer tune_layer(const TuneCall& call);
 /// Writes what was found where --json says; `more` is what the file says besides.
 void write_tuning(const TuneCall& call, const TunedLayer& layer, const Json& more = Json::object());
 
-/// To be called while its Interrupt is alive.
+/// The exit code; to be asked for while the layer's Interrupt is alive.
 int exit_code(const TunedLayer& layer);
 
 // Each treats one direction after another until it is interrupted, shows how it comes along, prints

@@ -49,7 +49,7 @@ struct ColumnsOfH {
       : n(work.n), gated(!kGeneral || is_gated(v.activation)) {}
 
   __device__ __forceinline__ int half(int part) const { return gated ? part : 0; }
-  /// Of that half, the part's first.
+  /// The first column of the part in that half.
   __device__ __forceinline__ int first(int part) const {
     return gated || part == 0 ? n : n + kPart;
   }

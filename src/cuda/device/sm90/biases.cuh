@@ -8,7 +8,7 @@
 
 namespace uniep::cuda {
 
-/// Of an expert.
+/// The biases of an expert.
 __device__ __forceinline__ const bf16* b1_of(const DeviceContext& ctx, int expert) {
   return ctx.get<Tensor::kB1>() + expert * ctx.view.h_width();
 }
@@ -50,7 +50,7 @@ class SpreadBias {
       pairs[first + 1] = add_pairs(pairs[first + 1], bias);
     });
   }
-  /// Likewise, times the factors of the thread's two rows.
+  /// Adds it to the pairs, times the factors of the thread's two rows.
   __device__ __forceinline__ void add_to(int span, int group, const float (&factors)[2],
                                          std::uint32_t* pairs) const {
     for_each_eighth(span, group, [&](int first, std::uint32_t bias) {
@@ -86,7 +86,7 @@ class BiasOfH {
     }
   }
 
-  /// To the pairs of 64 columns of a part.
+  /// Adds the bias to the pairs of 64 columns of a part.
   __device__ __forceinline__ void add_to(const PassView& v, int part, int chunk,
                                          std::uint32_t (&pairs)[kPairs]) const {
     if (!v.choice.has_bias) return;

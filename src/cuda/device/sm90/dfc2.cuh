@@ -163,9 +163,10 @@ struct Dfc2 {
     float of[kEpilogueSlots][2];
   };
 
-  /// dprobs of 64 columns: a thread's columns ascending, then the four threads of a row pairwise.
-  /// The same order whatever the tile, so bit-neutral; the CPU backend uses another one. For all
-  /// chunks together: one after another, each would wait for its shuffles.
+  /// Stores dprobs of 64 columns: a thread's columns are added up ascending, then the four threads
+  /// of a row pairwise. The order is the same whatever the tile, so bit-neutral; the CPU backend
+  /// uses another one. All chunks are done together: one after another, each would wait for its
+  /// shuffles.
   static __device__ __forceinline__ void store_groups(const Consumer<Shape>& consumer,
                                                       const GroupSums& sums, const TileWork& work) {
     const DeviceContext& ctx = consumer.ctx;

@@ -31,8 +31,8 @@ __device__ __forceinline__ MatrixBox matrix_box(const CUtensorMap& all, const Ex
   return {table.maps + expert * table.parts + part, 0, 0};
 }
 
-/// Of matrices that lie apart: the map that has a row of an expert, and which row of it that is; of
-/// [in, out] ones, which column.
+/// The map that has a row of an expert, if matrices lie apart, and which row of it that is; which
+/// column, if they are [in, out].
 struct RowPlace {
   const CUtensorMap* map;
   int row;

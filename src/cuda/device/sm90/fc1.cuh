@@ -102,7 +102,7 @@ struct Fc1 : EmptyEpilogueSlots<Shape, (OutputRing<Shape>::borrows(3 * Shape::kN
     }
   }
 
-  /// Of h two for each 64 columns of a part, of a as many as it has.
+  /// Boxes of h, two for each 64 columns of a part, and of a, as many as it has.
   static __device__ __forceinline__ int boxes(const Columns& columns) {
     return (columns.gated ? 3 : 4) * kChunks;
   }

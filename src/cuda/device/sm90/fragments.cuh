@@ -20,8 +20,8 @@ __device__ __forceinline__ std::uint32_t max_magnitude_pair(std::uint32_t a, std
   return most;
 }
 
-/// Where this lane's row of matrix fragments of the first 16 columns lies in a swizzled box of 16
-/// rows by 64 columns that begins at a multiple of 1024 bytes.
+/// The address of this lane's row of matrix fragments of the first 16 columns, in a swizzled box of
+/// 16 rows by 64 columns that begins at a multiple of 1024 bytes.
 __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
   const int lane = ptx::lane_id();
   const int row = lane % 16;
@@ -29,7 +29,7 @@ __device__ __forceinline__ std::uint32_t box_address(const std::uint8_t* box) {
   return ptx::shared_address(box) +
          static_cast<std::uint32_t>(row * 128 + ((chunk ^ row % 8) << 4));
 }
-/// Likewise of the 16 columns `group`.
+/// The address of this lane's row in the 16 columns `group`; `first` is that in the first 16.
 __device__ __forceinline__ std::uint32_t group_address(std::uint32_t first, int group) {
   return first ^ (static_cast<std::uint32_t>(group) << 5);
 }
@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_transposed(std::uint32_t address, MatrixPai
 // Boxes of transposed fragments: a row for each column of a consumer's 64 rows, which all four of
 // its warps write to, 16 elements of each row `warp`'s.
 
-/// Where this lane's row of transposed matrix fragments of the first 16 columns lies in a swizzled
-/// box of bf16. Those of the next 16 columns follow kTransposedGroupBytes behind.
+/// The address of this lane's row of transposed matrix fragments of the first 16 columns, in a
+/// swizzled box of bf16. Those of the next 16 columns follow kTransposedGroupBytes behind.
 __device__ __forceinline__ std::uint32_t transposed_address(const std::uint8_t* box, int warp) {
   const int lane = ptx::lane_id();
   const int row = lane / 16 * 8 + lane % 8;
@@ -101,9 +101,9 @@ __device__ __forceinline__ void store_box_transposed(std::uint8_t* box, int warp
     store_transposed(first + group * kTransposedGroupBytes, pairs + 4 * group);
 }
 
-/// Of 64 numbers that lie two a lane, those that belong to this thread's pair in the matrix of
-/// numbers [8 eighth, 8 eighth + 8): they come from lane 4 eighth + lane % 4. By all lanes. That
-/// lane takes no register where the compiler knows `eighth`: the bounds keep the last two bits.
+/// This thread's pair in the matrix of numbers [8 eighth, 8 eighth + 8), of 64 numbers that lie two
+/// a lane: it comes from lane 4 eighth + lane % 4. By all lanes. That lane takes no register if the
+/// compiler knows `eighth`: the bounds keep the last two bits.
 __device__ __forceinline__ std::uint32_t pair_of_eighth(std::uint32_t mine, int eighth) {
   constexpr int kBounds = 0x3 << 8 | 0x1f;
   std::uint32_t pair;
@@ -119,8 +119,9 @@ __device__ __forceinline__ float sum_of_four(float mine) {
   return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
 }
 
-/// Where this lane's first pair lies in a swizzled box of 16 rows by 32 columns of floats. Those of
-/// 8 columns each follow as groups do (group_address); the pair 8 rows below, 1024 bytes behind.
+/// The address of this lane's first pair in a swizzled box of 16 rows by 32 columns of floats.
+/// Those of 8 columns each follow as groups do (group_address); the pair 8 rows below, 1024 bytes
+/// behind.
 __device__ __forceinline__ std::uint32_t float_box_address(const std::uint8_t* box) {
   const int lane = ptx::lane_id();
   const int row = lane / 4;

@@ -31,7 +31,7 @@ __device__ __forceinline__ bool has_rows(const TileWork& work, int consumer) {
   return work.height > kConsumerRows * consumer;
 }
 
-/// Where the tensor of rows has the first of a tile of rows.
+/// The first row of a tile of rows in its tensor.
 template <Tensor t>
 __device__ __forceinline__ int first_row_in(const DeviceContext& ctx, const TileWork& work) {
   return is_saved<t>(ctx.view) ? work.saved_row : work.first_row;
@@ -58,8 +58,8 @@ struct OperandRows {
   const CUtensorMap* map;
   int row;
 };
-/// Those of operand `t` from `plan_row` on: in its tensor, where `map` has them from `row` on, or
-/// their tokens. `first_token`: first_token_row.
+/// The rows of operand `t` from `plan_row` on: in its tensor, where `map` has them from `row` on,
+/// or their tokens. `first_token`: first_token_row.
 template <Tensor t>
 __device__ __forceinline__ OperandRows operand_rows(const StageMaps& maps, const CUtensorMap& map,
                                                     int row, int plan_row, int first_token) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_rows_and_weights(const DeviceContext& ctx,
                    });
 }
 
-/// For stages whose epilogue reads nothing ahead.
+/// What stages have whose epilogue reads nothing ahead.
 struct Nothing {
   Nothing() = default;
   __device__ __forceinline__ Nothing(const DeviceContext&, const TileWork&) {}

@@ -55,7 +55,7 @@ struct OutputRing {
   static constexpr int kParts = Shape::kN / kPushCols;
   static __device__ constexpr bool part_in_slot(int part) { return part + 1 < kParts; }
 
-  /// Where the part's 64 rows begin.
+  /// The beginning of the part's 64 rows.
   static __device__ __forceinline__ std::uint8_t* rows(PassShared<Shape>& shared, int consumer,
                                                        int slot, int part) {
     return box(shared, consumer, slot, part_in_slot(part) ? kFirstInSlot : 0);
@@ -80,7 +80,7 @@ class BufferParities {
   unsigned bits_ = 0;
 };
 
-/// For stages that borrow a pipeline slot for output buffers, or need none: nothing is loaded.
+/// The slots of stages that borrow one for output buffers, or need none: nothing is loaded.
 template <class Shape, bool kBorrow>
 struct EmptyEpilogueSlots {
   static constexpr int kEpilogueSlots = kBorrow ? 1 : 0;

@@ -25,7 +25,7 @@ struct Consumer {
       : ctx(context), shared(memory), index(static_cast<int>(threadIdx.x) / 128 - 1) {}
 
   __device__ __forceinline__ int lane() const { return ptx::lane_id(); }
-  /// Of the warpgroup: rows [16 warp, 16 warp + 16) of its 64.
+  /// The number within its warpgroup: the warp has rows [16 warp, 16 warp + 16) of its 64.
   __device__ __forceinline__ int warp() const { return ptx::thread_id() / 32 % 4; }
 
   /// First row of this warp within the tile.
@@ -60,7 +60,7 @@ struct Consumer {
               pairs);
     commit(box);
   }
-  /// The same of a box that has a row for each column.
+  /// Writes them to an output box that has a row for each column, and hands it over.
   __device__ __forceinline__ void write_transposed(int box, const std::uint32_t (&pairs)[kPairs]) {
     acquire(box);
     store_box_transposed(OutputRing<Shape>::box(shared, index, ring.slot, box), warp(), pairs);
@@ -104,8 +104,8 @@ struct Sender {
   __device__ __forceinline__ void give_back(int buffer) {
     ptx::mbarrier_arrive(&shared.sent[index][buffer]);
   }
-  /// Likewise for this sender's half of the current pipeline slot, of which it has seen a buffer
-  /// written.
+  /// This sender's half of the current pipeline slot, of which it has seen a buffer written, has
+  /// been read.
   __device__ __forceinline__ void give_back_slot() {
     ptx::mbarrier_arrive(&shared.empty[ring.slot], kConsumerWarps / kConsumers);
     ring.advance();
@@ -151,8 +151,8 @@ struct Sender {
     });
   }
 
-  /// By all lanes, once both halves of a tile are written: whoever computed them has read the rows
-  /// of its expert, which in a ring are then others'.
+  /// Says that the tile's rows, which in a ring are then others', have been read. By all lanes,
+  /// once both halves of a tile are written: whoever computed them has read the rows of its expert.
   __device__ __forceinline__ void release_rows(const TileWork& work) {
     constexpr CounterKind kKind = CounterKind::kReleased;
     if ((ctx.view.stage(work.stage).signals & bit_of(kKind)) == 0) return;

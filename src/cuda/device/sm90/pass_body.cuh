@@ -42,7 +42,7 @@ using ForwardStages = StageList<kGeneral, Fc1<Shape, kGeneral>, Fc2<Shape, kGene
 template <class Shape, class Main, bool kGeneral = false>
 using BackwardStages = StageList<kGeneral, Dfc2<Shape, kGeneral>, Dfc1<Shape, kGeneral>,
                                  Wgrad2<Shape, Main, kGeneral>, Wgrad1<Shape, Main, kGeneral>>;
-/// With a RingShape.
+/// Tiles of passes that recompute, or may have a ring of rows.
 template <int kTileN>
 using RingShape = TileShape<kTileN, true>;
 template <class Shape, class Main, bool kGeneral = false>

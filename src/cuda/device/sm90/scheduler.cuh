@@ -89,7 +89,7 @@ __device__ __forceinline__ TileWork work_of(const PassView& v, const Task& task,
   return {.stage = kNoStage};
 }
 
-/// By all lanes of the scheduler's warp; the first one does what is not said to be all lanes'.
+/// Runs in all lanes of the scheduler's warp; the first one does what is not said to be all lanes'.
 template <class Shape>
 __device__ __forceinline__ void schedule_tasks(const DeviceContext& ctx, const LaunchQueues& queues,
                                                PassShared<Shape>& shared) {

@@ -49,8 +49,8 @@ class SumParts {
   unsigned parts_;
 };
 
-/// Where this lane's row of fragments lies within any box: box_address less the box's, so that it
-/// need not be found anew for every step.
+/// The offset of this lane's row of fragments within any box: box_address less the box's, so that
+/// it need not be found anew for every step.
 template <class Shape>
 __device__ __forceinline__ std::uint32_t offset_in_box(const Sender<Shape>& sender) {
   const std::uint8_t* const box = sender.shared.slots[0].a;
@@ -96,7 +96,7 @@ class RowDots {
     });
   }
 
-  /// Behind the row's groups.
+  /// Stores the sums behind the row's groups.
   __device__ __forceinline__ void store(const Sender<Shape>& sender, const TileWork& work) const {
     const std::int64_t sums = dprob_sums(sender.ctx.view);
     parts_.for_each([&](int part) {
@@ -112,7 +112,7 @@ class RowDots {
   }
 
  private:
-  /// Ahead of the step: b2 in its columns, two a lane.
+  /// Reads b2 in the columns of a step before it comes, two a lane.
   __device__ __forceinline__ void read(const DeviceContext& ctx, int k) {
     factors_ = pair_at(b2_, k * kTileK + 2 * ptx::lane_id(), ctx.view.hidden);
   }
@@ -190,7 +190,7 @@ class ColumnSums {
   }
 
  private:
-  /// Of the rows behind the last one.
+  /// Zeroes the rows behind the last one.
   static __device__ __forceinline__ void clear_behind(int rows,
                                                       MatrixPairs (&pairs)[kEighths / 2]) {
 #pragma unroll
@@ -210,14 +210,14 @@ class ColumnSums {
 /// The probabilities of a step's rows, and what db2 counts the rows times.
 class StepProbs {
  public:
-  /// From row `first` of the plan on.
+  /// Reads the probabilities from row `first` of the plan on.
   __device__ __forceinline__ void read(const DeviceContext& ctx, int first) {
     const float* probs = ctx.get<Tensor::kRowProbs>() + ctx.row<Tensor::kRowProbs>(first);
 #pragma unroll
     for (int i = 0; i < 2; ++i) of_[i] = __ldcg(probs + 2 * ptx::lane_id() + i);
   }
 
-  /// Of the first `rows` rows; behind these there are no probabilities.
+  /// The factors of the first `rows` rows; behind these there are no probabilities.
   __device__ __forceinline__ StepFactors factors(const PassView& v, int rows) const {
     StepFactors factors;
 #pragma unroll
@@ -277,7 +277,7 @@ class BiasSums {
  private:
   static constexpr bool kWeighs = kWgrad == Stage::kWgrad2;  // rows of dy; those of dh have been
 
-  /// Ahead of the step.
+  /// Reads what a step weighs its rows by before it comes.
   __device__ __forceinline__ void read(const DeviceContext& ctx, const TileWork& work, int k) {
     if constexpr (kWeighs) {
       if (k * kTileK < work.rows) probs_.read(ctx, work.plan_row + k * kTileK);

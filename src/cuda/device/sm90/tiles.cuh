@@ -52,7 +52,7 @@ struct TileWork {
 
   __device__ __forceinline__ TaskName name() const { return {stage, index}; }
 };
-/// In place of a stage: no more tasks.
+/// What stands in place of a stage when there are no more tasks.
 inline constexpr Stage kNoStage = static_cast<Stage>(-1);
 
 /// Tasks that the scheduler has handed over and some role is not done with.
@@ -107,7 +107,7 @@ inline constexpr int kMaxSharedBytes = 232448;  // that a CTA can have on sm_90
 static_assert(sizeof(PassShared<TileShape<256>>) <= kMaxSharedBytes);
 static_assert(sizeof(PassShared<TileShape<128>>) <= kMaxSharedBytes);
 
-/// Where tensors of the call have a row.
+/// The row of the call's tensors that is row number `row` of the plan.
 template <class Shape>
 __device__ __forceinline__ int call_row(const PassView& v, std::int64_t row) {
   return static_cast<int>(Shape::kMayHaveRing ? ring_row(v, row) : row);

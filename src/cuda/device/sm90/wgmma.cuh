@@ -84,7 +84,7 @@ __device__ __forceinline__ void wgmma_k16(float (&d)[128], std::uint64_t a, std:
         "n"(static_cast<int>(kMajorB)));
 }
 
-/// The same with 128 columns.
+/// Multiplies by 128 columns instead of 256.
 template <Major kMajorA, Major kMajorB>
 __device__ __forceinline__ void wgmma_k16(float (&d)[64], std::uint64_t a, std::uint64_t b,
                                           bool accumulate) {

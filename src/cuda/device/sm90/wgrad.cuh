@@ -152,7 +152,7 @@ struct Wgrad {
   static constexpr int kBoxes = Shape::kN / kBoxCols;  // of a tile that is overwritten
   using Borrowed = EmptyEpilogueSlots<Shape, OutputRing<Shape>::borrows(kBoxes)>;
 
-  // Of a tile that is added to.
+  // Sizes of a tile that is added to.
   static constexpr int kMainCols = kBoxBytes / kConsumerRows / static_cast<int>(sizeof(Main));
   static constexpr int kSlotBoxes = 2;  // of a consumer
   static constexpr int kSlotCols = kSlotBoxes * kMainCols;
@@ -181,7 +181,7 @@ struct Wgrad {
                       [&](int box, int row, int col) { f(consumer * kSlotBoxes + box, row, col); });
     }
   }
-  /// Likewise of one consumer's.
+  /// f(number, first row, first column) for one consumer's boxes of slot `i`.
   template <class F>
   static __device__ __forceinline__ void for_each_box_of(const DeviceContext& ctx,
                                                          const TileWork& work, int i, int consumer,
@@ -200,8 +200,9 @@ struct Wgrad {
     return slot.a + (consumer * kSlotBoxes + box) * kBoxBytes;
   }
 
-  /// Of an expert without rows nothing has come, and nothing is stored: what happens in between
-  /// does not matter, and a branch would take registers, as would handing over slot by slot.
+  /// Adds the sums to the boxes that have come. For an expert without rows none have, and none are
+  /// stored: what happens in between does not matter, and a branch would take registers, as would
+  /// handing over slot by slot.
   static __device__ __forceinline__ void add(Consumer<Shape>& consumer,
                                              const float (&acc)[Shape::kAccumulators],
                                              const TileWork& work) {
@@ -222,7 +223,7 @@ struct Wgrad {
     consumer.commit(kHandOver);
   }
 
-  /// Of 16 rows, to the slot's columns as rows of boxes.
+  /// Adds the sums of 16 rows to the slot's columns as rows of boxes.
   static __device__ __forceinline__ void add_transposed(const std::uint8_t* boxes, int warp,
                                                         const float* sums) {
     if constexpr (std::is_same_v<Main, bf16>) {
@@ -241,7 +242,7 @@ struct Wgrad {
     }
   }
 
-  /// To 16 rows of the slot's columns.
+  /// Adds the sums to 16 rows of the slot's columns.
   static __device__ __forceinline__ void add_to_boxes(const std::uint8_t* rows, const float* acc) {
     const std::uint32_t first =
         std::is_same_v<Main, bf16> ? box_address(rows) : float_box_address(rows);
