@@ -345,7 +345,7 @@ class _TokensInWaves:
         behind = [0] * len(before)
         for done in self._done:
             behind[done.wave] = done.event.cuda_event
-        return torch.tensor([before, behind], dtype=torch.int64)
+        return torch.tensor([before, behind], dtype=torch.int64, device="cpu")
 
     def begin_to_collect(self, out: Tensor) -> None:
         """Behind the pass in the order of the host, and behind waves of others on the device.

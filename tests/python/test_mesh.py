@@ -24,6 +24,7 @@ from uniep import hosts as hosts_module
 from uniep._crossing import Crossing, comes_in_waves
 from uniep._exchange import sum_of_hosts
 from uniep._routes import Routes
+from uniep.group import group_of
 
 TOKENS = 60
 EXPERTS = 12
@@ -85,6 +86,9 @@ def bits(hosts: int):
         assert int(own.overflow[0]) == 0
     found["row pool"] = step(part(), row_pool=1 << 22, **options)
     found["after"] = step(part(), probs="after", **options)
+    case = part()
+    with torch.device("meta"):  # as the default, on which nothing of a call may come to lie
+        found["default device"] = step(case, exact_hosts=True, **options)
 
     case = part().requires_grad()
     deferred = uniep.DeferredWeights()
@@ -546,13 +550,21 @@ def of_ranks():
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["UNIEP_HOST_ID"] = f"host {rank // 2}"
     groups = [dist.new_group(list(range(4))), dist.new_group(list(range(4, size)))]
-    mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
+    with torch.device("meta"):  # as the default, on which nothing of hosts may come to lie
+        mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
     if rank >= 4:  # two ranks of one host
         assert mesh is None
         return None
     assert mesh is not None
     place = (mesh.hosts, mesh.local_ranks, mesh.host, mesh.local)
     members = [dist.get_process_group_ranks(group) for group in (mesh.across, mesh.within)]
+    hosts_module._found[groups[0]] = mesh  # as where they have GPUs
+    of_host = group_of(mesh.within, torch.device("cpu"))
+    for group in (groups[0], DeviceMesh.from_group(groups[0], "cpu")):
+        of_host.workspaces["some",] = None
+        uniep.drop_workspaces(group)
+        assert not of_host.workspaces, group
+    del hosts_module._found[groups[0]]
     alone = dist.new_group([rank], use_local_synchronization=True)
     assert hosts_module.mesh_of_ranks(alone) is None
     os.environ["UNIEP_HOST_ID"] = f"host {rank % 2}"
