@@ -97,8 +97,8 @@ class Workspace(OfProcess):
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
         shared_experts: S, experts that every rank has and every token goes to; see
-            :func:`uniep.moe`. Where they are a layer of their own, their gradients in a call with
-            ``overflow`` are 0 over hosts, and those of dy in one group.
+            :func:`uniep.moe`. Beside the pass, in a layer of their own, they have gradients 0 in a
+            call whose routing does not fit, with ``on_overflow="flag"``.
         shared_gate: whether calls may have ``shared_probs``. False: none does, and with
             ``probs="after"`` backward takes less time.
         shared_apart: whether shared experts run beside the pass, as a layer of this rank alone, in
