@@ -5,9 +5,9 @@ the same bits for every schedule, number of ranks and order of arrival.
 """
 
 from . import checkpoint, placement
+from ._common_workspaces import drop_workspaces
 from ._library import Error, has_cuda, version
 from ._overflow import Overflow
-from ._shared_workspaces import drop_workspaces
 from .capacity import drop_over_capacity, expert_capacity
 from .capture import capture, write_trace
 from .cli import schedule, tune

@@ -9,10 +9,10 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._choices import Choices
+from ._common_workspaces import shared_workspace
 from ._differentiable import refuse_transforms
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
 from ._save_choice import Save
-from ._shared_workspaces import shared_workspace
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
