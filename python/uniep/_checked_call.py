@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._crossing import Crossing
+from ._between_hosts.crossing import Crossing
 from ._forms import Experts
 from ._moe_in_pages import moe_in_pages
 from ._passes import moe_in_tensors

@@ -31,11 +31,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _exchange as exchange
-from ._agreed_faults import AgreedFaults
-from ._all_rows import AllRows
-from ._crossing import Crossing
-from ._host_mesh import HostMesh
+from ._between_hosts import exchange
+from ._between_hosts.agreed_faults import AgreedFaults
+from ._between_hosts.all_rows import AllRows
+from ._between_hosts.crossing import Crossing
+from ._between_hosts.host_mesh import HostMesh
 from ._outside_graphs import outside_graphs
 from .arithmetic import Arithmetic
 from .group import (

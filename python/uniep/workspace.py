@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from . import _library
-from ._agreed_faults import AgreedFaults
-from ._agreement import require_same
+from ._between_hosts.agreed_faults import AgreedFaults
+from ._between_hosts.agreement import require_same
+from ._between_hosts.crossing import comes_in_waves
+from ._between_hosts.host_mesh import HostMesh
 from ._choices import check_schedule
-from ._crossing import comes_in_waves
-from ._host_mesh import HostMesh
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _library
-from ._host_mesh import HostMesh
-from ._overflow import Overflow
+from .. import _library
+from .._overflow import Overflow
+from .host_mesh import HostMesh
 
 __all__ = ["AgreedFaults"]
 

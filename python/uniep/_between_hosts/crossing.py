@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _exchange as exchange
-from ._all_rows import AllRows, RowsOfCall
-from ._host_mesh import HostMesh
-from ._routes import Routes
+from . import exchange
+from .all_rows import AllRows, RowsOfCall
+from .host_mesh import HostMesh
+from .routes import Routes
 
 __all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_backward"]
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ._host_mesh import HostMesh
+from .host_mesh import HostMesh
 
 __all__ = ["Routes", "RoutesOfSlots"]
 
