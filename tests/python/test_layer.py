@@ -485,6 +485,17 @@ def test_captures(tmp_path):
     assert "good for a forward pass" in uniep_command("validate", str(path))
 
 
+def test_a_layer_file_is_written_by_either_name(tmp_path):
+    case = make_case()
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    files = []
+    for name in ("write_layer", "write_trace"):
+        getattr(uniep, name)(tmp_path / name, *tensors, case.dy)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert "is good" in uniep_command("validate", str(tmp_path / "write_layer"))
+
+
 def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match="init_process_group"):

@@ -313,7 +313,7 @@ def test_what_is_measured_is_what_was_predicted(ranks, tmp_path):
         ("before", Placement.identity(EXPERTS)),
         ("after", placement.place_experts(ids, num_experts=EXPERTS, **how)),
     ):
-        uniep.write_trace(
+        uniep.write_layer(
             tmp_path / name,
             layer["x"],
             placed.ids(ids),
