@@ -45,7 +45,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
 from uniep import workspace
-from uniep._crossing import Crossing
+from uniep._between_hosts.crossing import Crossing
 
 
 def limit(inputs: Inputs, shape: Shape, hosts: int, most: int) -> None:

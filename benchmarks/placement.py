@@ -50,7 +50,7 @@ def write_layer(path: Path, ids: Tensor, placed: Placement) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng).to(torch.bfloat16)
 
-    uniep.write_trace(
+    uniep.write_layer(
         path,
         random(ids.shape[0], HIDDEN),
         placed.ids(ids),

@@ -209,6 +209,8 @@ backward(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_probs, Ten
          bool flag, std::optional<std::string> schedule, std::optional<Tensor> b1,
          std::optional<Tensor> b2, std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
          std::int64_t layout) {
+  align(dy);
+  align(x);
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
@@ -231,6 +233,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_main_grad(
     std::optional<Tensor> db1, std::optional<Tensor> db2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> dshared_w1,
     std::optional<Tensor> dshared_w2, std::int64_t layout) {
+  align(dy);
+  align(x);
   const Call call(key);
   auto arguments =
       call_of(call, key, plan, x_rows, h, row_probs, kWhole, tokens_of(dy), flag, schedule);
@@ -250,6 +254,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_data(
     std::int64_t most_bytes, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::int64_t layout, std::optional<Tensor> waves) {
+  align(dy);
+  align(x);
   const Call call(key);
   if (most_bytes != call.shape().backward_bytes) {
     refuse("the workspace has grown since its figures were read; read backward_bytes again");
@@ -273,6 +279,8 @@ backward_weights(Tensor key, Tensor plan, Tensor x_rows, Tensor h, Tensor row_pr
                  std::optional<std::string> schedule, std::int64_t shared_experts,
                  std::int64_t w1_form, std::int64_t w2_form, std::int64_t layout,
                  std::optional<Tensor> dy, std::optional<Tensor> x) {
+  align(dy);
+  align(x);
   const Call call(key);
   if (local_experts != call.shape().local_experts) {
     refuse("local_experts is " + std::to_string(local_experts) + "; the workspace has " +
@@ -308,6 +316,8 @@ void backward_weights_main_grad(Tensor key, Tensor plan, Tensor x_rows, Tensor h
                                 std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                                 std::optional<Tensor> dshared_w2, std::int64_t layout,
                                 std::optional<Tensor> dy, std::optional<Tensor> x) {
+  align(dy);
+  align(x);
   const Call call(key);
   auto arguments = call_of(call, key, plan, x_rows, h, row_probs, kWeights, tokens, flag, schedule);
   require(backward_memory, "backward_memory", ScalarType::Byte, {backward_bytes(call, arguments)},
@@ -370,6 +380,8 @@ backward_pages(Tensor key, std::int64_t saved, Tensor dy, std::vector<Tensor> w1
                std::optional<Tensor> shared_w1, std::optional<Tensor> shared_w2,
                std::optional<Tensor> dshared_w1, std::optional<Tensor> dshared_w2,
                std::int64_t layout, std::optional<Tensor> waves) {
+  align(dy);
+  align(x);
   const Call call(key);
   auto arguments =
       call_of_pages(key, saved, data_only ? kData : kWhole, tokens_of(dy), keep, schedule);
@@ -396,6 +408,8 @@ backward_weights_pages(Tensor key, std::int64_t saved, Tensor backward_memory,
                        std::optional<Tensor> db2, std::optional<Tensor> dshared_w1,
                        std::optional<Tensor> dshared_w2, std::int64_t w1_form, std::int64_t w2_form,
                        std::int64_t layout, std::optional<Tensor> dy, std::optional<Tensor> x) {
+  align(dy);
+  align(x);
   const Call call(key);
   auto arguments = call_of_pages(key, saved, kWeights, tokens, keep, schedule);
   // As many as the workspace had when it made them: it may have grown.

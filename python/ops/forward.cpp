@@ -101,6 +101,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout,
     std::optional<Tensor> waves) {
+  align(x);
   const Call call(key);
   const LayerShape& shape = call.shape();
   if (rows != shape.rows || rows_of_x != shape.rows_of_x || rows_of_h != shape.rows_of_h ||
@@ -124,6 +125,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_exact(
     std::vector<Tensor> w1, std::vector<Tensor> w2, bool flag, std::optional<std::string> schedule,
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout) {
+  align(x);
   const Call call(key);
   const Weights weights(w1, w2, call.shape(), layout_of(layout), key);
   auto arguments = call_of(call.shape(), key, overflow, x, topk_ids, topk_probs, weights, schedule,
@@ -166,6 +168,7 @@ std::tuple<Tensor, std::int64_t> forward_pages(
     std::optional<Tensor> b1, std::optional<Tensor> b2, std::optional<Tensor> shared_w1,
     std::optional<Tensor> shared_w2, std::optional<Tensor> shared_probs, std::int64_t layout,
     std::optional<Tensor> waves) {
+  align(x);
   const Call call(key);
   const LayerShape& shape = call.shape();
   const Weights weights(w1, w2, shape, layout_of(layout), key);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <stdexcept>
 #include <vector>
 
@@ -115,6 +116,17 @@ Tensor empty(const Tensor& beside, ScalarType type, std::initializer_list<std::i
       static_cast<std::int64_t>(shape.size()), shape.begin(), strides.data(), shim_type(type),
       device, beside.get_device_index(), &made));
   return Tensor(made);
+}
+
+void align(Tensor& tensor) {
+  constexpr std::uintptr_t kAlignment = 16;  // as src/cuda/tensor_alignment.cpp has it
+  if (!tensor.is_cuda()) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  if (address % kAlignment != 0) tensor = torch::stable::clone(tensor);
+}
+
+void align(std::optional<Tensor>& tensor) {
+  if (tensor) align(*tensor);
 }
 
 void raise_to(Tensor& into, const Tensor& values) {

@@ -24,6 +24,12 @@ void require(const Tensor& tensor, const char* name, ScalarType type,
 /// An uninitialised tensor of up to three dimensions where `beside` lies.
 Tensor empty(const Tensor& beside, ScalarType type, std::initializer_list<std::int64_t> shape);
 
+/// On a GPU, where kernels read what begins at a multiple of 16 bytes: puts a copy in the place of
+/// a tensor that does not, such as a part of another. For what the caller computes, not for what it
+/// owns: neither weights nor results.
+void align(Tensor& tensor);
+void align(std::optional<Tensor>& tensor);
+
 /// Raises each of the two numbers of `into` to that of `values`, on the current stream.
 void raise_to(Tensor& into, const Tensor& values);
 

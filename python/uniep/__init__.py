@@ -5,11 +5,11 @@ the same bits for every schedule, number of ranks and order of arrival.
 """
 
 from . import checkpoint, placement
+from ._common_workspaces import drop_workspaces
 from ._library import Error, has_cuda, version
 from ._overflow import Overflow
-from ._shared_workspaces import drop_workspaces
 from .capacity import drop_over_capacity, expert_capacity
-from .capture import capture, write_trace
+from .capture import capture, write_layer, write_trace
 from .cli import schedule, tune
 from .clipping import clip_grad_norm_
 from .deferred import DeferredWeights, backward_weights
@@ -52,5 +52,6 @@ __all__ = [
     "schedule",
     "tune",
     "tune_calls",
+    "write_layer",
     "write_trace",
 ]

@@ -121,7 +121,7 @@ def _softcapped_gate(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fp32(value: float) -> float:
     """The number as fp32 has it, by which a scalar then multiplies."""
-    return float(torch.tensor(value, dtype=torch.float32))
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu"))
 
 
 _ROOT_HALF = _fp32(0.70710678118654752440)

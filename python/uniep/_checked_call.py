@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._crossing import Crossing
+from ._between_hosts.crossing import Crossing
 from ._forms import Experts
 from ._moe_in_pages import moe_in_pages
-from ._passes import moe_in_tensors
+from ._moe_in_tensors import Counts, Figures, moe_in_tensors
 from ._shared_apart import alone, for_both, slots_of
 from .deferred import DeferredWeights
 from .hosts import from_all_hosts, to_all_hosts
@@ -187,11 +187,13 @@ class CheckedCall(NamedTuple):
                 self.shared_probs,
                 workspace.key,
                 found,
-                workspace.rows,
-                workspace.rows_of_x,
-                workspace.rows_of_h,
-                workspace.plan_bytes,
-                workspace.backward_bytes,
+                Figures(
+                    workspace.rows,
+                    workspace.rows_of_x,
+                    workspace.rows_of_h,
+                    workspace.plan_bytes,
+                    workspace.backward_bytes,
+                ),
                 not workspace.backward_rows,
                 self.exact_rows,
                 flag,
@@ -199,8 +201,13 @@ class CheckedCall(NamedTuple):
                 self.deferred,
                 crossing,
                 weights.layout,
-                (len(weights.w1), len(weights.w2), len(given)),
-                (0, 0) if main is None else (len(main.w1), len(main.w2)),
+                Counts(
+                    len(weights.w1),
+                    len(weights.w2),
+                    len(given),
+                    0 if main is None else len(main.w1),
+                    0 if main is None else len(main.w2),
+                ),
                 *given,
                 *of_main,
                 has_rows=over is not None and over.all_rows is not None,

@@ -188,7 +188,8 @@ def save_hugging_face(
 
     Raises:
         ImportError: where the package safetensors is missing.
-        OSError: on all ranks, where one of them cannot write a file.
+        OSError: on all ranks, where one of them cannot write a file; that one raises what kept it
+            from that, such as of a tensor that cannot be saved.
         ValueError: for an unknown family, layers that have what the family lacks, no layers, and
             others by the name of a layer's tensor.
     """
@@ -210,19 +211,21 @@ def save_hugging_face(
         _let_go_of_gathered(layer)
     some = next(iter(layers.values()))
     file = f"model-{some.rank + 1:05}-of-{some.size:05}.safetensors"
-    data: dict[str, Tensor] = {}
+    kept = _Kept()
     for name, tensor in others.items():
         whole = _whole(tensor)  # on all ranks, which may have parts
         if some.rank == 0:
-            data[name] = _on_host(whole)
+            kept.put(name, whole)
     for prefix, layer in layers.items():
         own = _of_experts(layer, family, _whole)
         replicated = _replicated(layer, family, _whole)  # likewise
         if some.rank == 0:
             own.update(replicated)
-        data.update({f"{prefix}.{name}": _on_host(tensor) for name, tensor in own.items()})
+        for name, tensor in own.items():
+            kept.put(f"{prefix}.{name}", tensor)
 
     def write_tensors() -> None:
+        data = kept.tensors()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             save_file(data, str(folder / file), metadata={"format": "pt"})
@@ -230,7 +233,7 @@ def save_hugging_face(
             raise OSError(str(error)) from error
 
     _on_all_ranks(some, f"a file in {folder}", write_tensors)
-    entries = (file, {name: tensor.nbytes for name, tensor in data.items()})
+    entries = (file, {name: tensor.nbytes for name, tensor in kept.tensors().items()})
     parts = gather_objects(entries, some.group) if some.size > 1 else [entries]
 
     def write_index() -> None:
@@ -249,14 +252,14 @@ def _on_all_ranks(layer: MoELayer, what: str, write: Callable[[], None]) -> None
     """Writes, and waits for all ranks of the layer; collective.
 
     Raises:
-        OSError: on all of them, where one could not.
+        OSError: on all of them, where one could not. Itself raises what it was kept from it by.
     """
-    error: OSError | None = None
+    error: Exception | None = None
     try:
         write()
-    except OSError as raised:
+    except Exception as raised:  # of whatever kind: the others wait for this rank
         error = raised
-    said = None if error is None else str(error)
+    said = None if error is None else str(error) or type(error).__name__
     sentences = gather_objects(said, layer.group) if layer.size > 1 else [said]
     if error is not None:
         raise error
@@ -290,9 +293,28 @@ def _whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    # Views of one tensor, such as gate and up, are saved as tensors of their own.
-    return tensor.cpu().clone()
+class _Kept:
+    """Copies of tensors on the host, as files take them: contiguous, none a view of another.
+
+    What goes wrong with one is raised by :meth:`tensors`: meanwhile ranks gather others together.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._error: Exception | None = None
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        try:
+            copy = tensor.cpu().clone(memory_format=torch.contiguous_format)
+        except Exception as error:
+            self._error = self._error or error
+        else:
+            self._tensors[name] = copy
+
+    def tensors(self) -> dict[str, Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
 
 
 def _names(family: str) -> Names:

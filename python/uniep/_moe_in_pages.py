@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._all_rows import tokens_of
-from ._crossing import Crossing, waves_of_backward
+from ._between_hosts.all_rows import tokens_of
+from ._between_hosts.crossing import Crossing, waves_of_backward
 from ._differentiable import differentiable_once
 from ._forms import Experts, experts_from
 from ._library import with_refusals

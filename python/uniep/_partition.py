@@ -16,7 +16,7 @@ def partition(counts: Tensor, parts: int, slack: float) -> list[Tensor]:
         slack: by how much the rows of a part may exceed the mean, if they can be spread so evenly.
     """
     if parts == 1:
-        return [torch.arange(counts.shape[0])]
+        return [torch.arange(counts.shape[0], device="cpu")]
     load = counts.diagonal()
     affinity = counts - torch.diag(load)
     even = _even_start(load, parts)
@@ -34,7 +34,7 @@ def partition(counts: Tensor, parts: int, slack: float) -> list[Tensor]:
 
 
 def _start_in_order(load: Tensor, parts: int) -> Tensor:
-    return torch.arange(load.numel()) * parts // load.numel()
+    return torch.arange(load.numel(), device="cpu") * parts // load.numel()
 
 
 def _even_start(load: Tensor, parts: int) -> Tensor:
@@ -55,7 +55,7 @@ def _greedy_start(affinity: Tensor, load: Tensor, parts: int, limit: float) -> T
     room = [load.numel() // parts] * parts
     loads = [0] * parts
     of = torch.zeros_like(load)
-    with_part = torch.zeros(load.numel(), parts, dtype=torch.int64)
+    with_part = torch.zeros(load.numel(), parts, dtype=torch.int64, device="cpu")
     for expert in load.argsort(descending=True, stable=True).tolist():
         rows = int(load[expert])
         fits = [p for p in range(parts) if room[p] and loads[p] + rows <= limit]
@@ -97,7 +97,7 @@ class _Parts:
         self.load = load
         self.of = of.clone()
         self.loads = _loads(load, of, parts)
-        self.uses = torch.zeros(load.numel(), parts, dtype=torch.int64)
+        self.uses = torch.zeros(load.numel(), parts, dtype=torch.int64, device="cpu")
         self.uses.index_add_(1, of, affinity)
 
     def gains(self, limit: float) -> Tensor:
@@ -134,4 +134,4 @@ class _Parts:
 
 
 def _loads(load: Tensor, of: Tensor, parts: int) -> Tensor:
-    return torch.zeros(parts, dtype=torch.int64).index_add_(0, of, load)
+    return torch.zeros(parts, dtype=torch.int64, device="cpu").index_add_(0, of, load)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ._between_hosts.host_mesh import HostMesh
 from ._forms import Experts
-from ._host_mesh import HostMesh
 from .arithmetic import Arithmetic
 from .hosts import ROW_ALIGN
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._crossing import Crossing, crosses_under_weights
+from ._between_hosts.crossing import Crossing, crosses_under_weights
 from ._forms import Experts
 from .deferred import Pending, PendingPages, behind_data
 

@@ -14,7 +14,7 @@ from . import _hooks
 from .arithmetic import Arithmetic
 from .group import GroupLike, objects_on_first, rank_and_size
 
-__all__ = ["capture", "write_trace"]
+__all__ = ["capture", "write_layer", "write_trace"]
 
 # Tensors that all ranks have alike; of others each has its part.
 _SAME = ("shared_w1", "shared_w2")
@@ -61,7 +61,7 @@ class Captured:
             raise RuntimeError(
                 f"{self.path} is not written: the block ended before that call of uniep.moe"
             )
-        write_trace(self.path, **self._tensors, group=self._group)
+        write_layer(self.path, **self._tensors, group=self._group)
         self.done = True
 
 
@@ -95,7 +95,7 @@ def capture(path: str | Path, *, call: int = 0) -> Iterator[Captured]:
 
 
 @torch.no_grad()
-def write_trace(
+def write_layer(
     path: str | Path,
     x: Tensor,
     topk_ids: Tensor,
@@ -159,6 +159,10 @@ def write_trace(
             for name in own
         }
     save_file(own, str(path))
+
+
+#: :func:`write_layer` by the name that it had first. A trace is a timeline: ``uniep run --trace``.
+write_trace = write_layer
 
 
 def _flags(arithmetic: Arithmetic) -> list[str]:

@@ -65,7 +65,7 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
             gradients.append(gradient)
             squares.append(_whole(_squares(gradient)))
     if not squares:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32)
     device = squares[0].device
     norm = torch.stack([square.to(device) for square in squares]).sum().sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch has it
@@ -101,7 +101,7 @@ def _of_all(
     """
     own = torch.stack(
         [
-            torch.zeros(weight.shape[0], device=weight.device)
+            torch.zeros(weight.shape[0], dtype=torch.float32, device=weight.device)
             if gradient is None
             else _of_experts(gradient)
             for weight, gradient in zip(weights, gradients, strict=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ._crossing import Crossing
+from ._between_hosts.crossing import Crossing
 from ._forms import Experts
 from ._library import refusals
 from ._ops import ops

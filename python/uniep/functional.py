@@ -9,11 +9,11 @@ from . import _arguments, _hooks, _library
 from . import zero_experts as _zero
 from ._checked_call import CheckedCall
 from ._choices import Choices
+from ._common_workspaces import shared_workspace
 from ._differentiable import refuse_transforms
 from ._forms import Experts, ExpertWeight, W1Layout, WeightsLayout
 from ._save_choice import Save
-from ._shared_workspaces import shared_workspace
-from .arithmetic import Activation, CombinePartials, ProbsPlace
+from .arithmetic import Activation, Arithmetic, CombinePartials, ProbsPlace
 from .deferred import DeferredWeights, check_is_deferred
 from .group import GroupLike, without_mesh
 from .row_pool import RowPoolLike
@@ -191,27 +191,24 @@ def moe(
     if deferred is not None:
         _arguments.check_deferred(weights, main)
         shared_apart = not _arguments.shared_wait(weights, main)
-    topk = topk_ids.shape[-1]
-    tokens = _arguments.rows(x)
     first_says_most = workspace is None and max_tokens is None
-    if workspace is None:
-        kind = choices.kind(weights, topk, arithmetic, shared_apart)
-        workspace = shared_workspace(
-            without_mesh(group), x.device, kind, tokens.shape[0], max_tokens, row_pool
-        )
-    else:
-        choices.refuse_beside_workspace(group=group)
-    _arguments.check_workspace(workspace, x, weights, topk, max_tokens)
-    _arguments.check_can_serve(
-        workspace, exact_rows=exact_rows, deferred=deferred is not None, shared_apart=shared_apart
+    workspace = _workspace_for(
+        workspace,
+        choices,
+        group,
+        x,
+        weights,
+        topk_ids.shape[-1],
+        arithmetic,
+        waits=deferred is not None,
+        shared_apart=shared_apart,
     )
     slots = None
     if zero_experts:
         slots = _zero.split(topk_ids, topk_probs, workspace.num_experts, zero_experts)
         topk_ids = slots.ids
     identity = slots if zero_expert_type == "identity" else None
-    asks = workspace.flag and (identity is not None or workspace.of_shared is not None)
-    fault = torch.zeros_like(workspace.overflow) if asks else None
+    fault = _fault_of_call(workspace, identity)
     call = CheckedCall(
         workspace,
         weights,
@@ -224,14 +221,61 @@ def moe(
         fault,
     )
     ids = _arguments.int32(_arguments.rows(topk_ids))
-    rows_of_probs = _arguments.rows(topk_probs)
-    if torch.compiler.is_compiling():
-        out = call.run(tokens, ids, rows_of_probs)
-    else:
-        out = _run(call, tokens, ids, rows_of_probs, first_says_most)
+    rows = _arguments.rows(x), ids, _arguments.rows(topk_probs)
+    out = call.run(*rows) if torch.compiler.is_compiling() else _run(call, *rows, first_says_most)
     if identity is not None and fault is not None:
         identity = identity.unless(fault)
     return _result(out, workspace, identity, x, topk_ids, topk_probs, shared_probs, weights)
+
+
+def _workspace_for(
+    given: Workspace | None,
+    choices: Choices,
+    group: GroupLike,
+    x: Tensor,
+    weights: Experts,
+    topk: int,
+    arithmetic: Arithmetic,
+    *,
+    waits: bool,
+    shared_apart: bool,
+) -> Workspace:
+    """What a call works in: `given`, or the workspace that calls of its kind share.
+
+    Args:
+        given: to the call.
+        choices: of the call; likewise `group`, x and `weights`.
+        group: who holds the other experts.
+        x: bf16 [..., H].
+        weights: of its experts.
+        topk: K.
+        arithmetic: of the layer.
+        waits: weight gradients do.
+        shared_apart: shared experts run beside the pass.
+
+    Raises:
+        TypeError, ValueError: for one that cannot serve the call, and choices that it has made.
+    """
+    if given is None:
+        kind = choices.kind(weights, topk, arithmetic, shared_apart)
+        tokens = _arguments.rows(x).shape[0]
+        workspace = shared_workspace(
+            without_mesh(group), x.device, kind, tokens, choices.max_tokens, choices.row_pool
+        )
+    else:
+        workspace = given
+        choices.refuse_beside_workspace(group=group)
+    _arguments.check_workspace(workspace, x, weights, topk, choices.max_tokens)
+    _arguments.check_can_serve(
+        workspace, exact_rows=choices.exact_rows, deferred=waits, shared_apart=shared_apart
+    )
+    return workspace
+
+
+def _fault_of_call(workspace: Workspace, identity: _zero.ZeroSlots | None) -> Tensor | None:
+    """As :class:`CheckedCall` has it: asked for by what is added to the output beside the pass."""
+    beside = identity is not None or workspace.of_shared is not None
+    return torch.zeros_like(workspace.overflow) if workspace.flag and beside else None
 
 
 def _run(

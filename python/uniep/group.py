@@ -403,6 +403,26 @@ def rank_and_size(group: GroupLike) -> tuple[int, int]:
     _refuse(group)
 
 
+def ranks_of(group: GroupLike) -> list[int] | None:
+    """The numbers among all processes of the ranks of what users pass as ``group``, in its order.
+
+    None where its process group has ended, which knows them.
+
+    Raises:
+        ValueError, TypeError: as :func:`rank_and_size`.
+    """
+    if is_mesh_of_hosts(group):
+        ranks: list[int] = group.mesh.flatten().tolist()
+        return ranks
+    if rank_and_size(group)[1] == 1:
+        return [dist.get_rank() if dist.is_initialized() else 0]
+    try:
+        found = process_group_of(group)
+        return None if found is None else dist.get_process_group_ranks(found)
+    except KeyError:  # one that has ended, of which somebody keeps the object
+        return None
+
+
 def gather_objects(own: object, group: GroupLike) -> list[Any]:
     """What every rank passes as `own`, by rank, on all of them; collective."""
     if is_mesh_of_hosts(group):

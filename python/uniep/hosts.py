@@ -31,11 +31,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _exchange as exchange
-from ._agreed_faults import AgreedFaults
-from ._all_rows import AllRows
-from ._crossing import Crossing
-from ._host_mesh import HostMesh
+from ._between_hosts import exchange
+from ._between_hosts.agreed_faults import AgreedFaults
+from ._between_hosts.all_rows import AllRows
+from ._between_hosts.crossing import Crossing
+from ._between_hosts.host_mesh import HostMesh
 from ._outside_graphs import outside_graphs
 from .arithmetic import Arithmetic
 from .group import (
@@ -46,6 +46,7 @@ from .group import (
     is_mesh_of_hosts,
     place_in_mesh,
     process_group_of,
+    without_mesh,
 )
 
 __all__ = [
@@ -94,7 +95,8 @@ def within_host(group: GroupLike) -> GroupLike:
     """The group of the ranks of this host, as far as that is known."""
     if is_mesh_of_hosts(group):
         return group.get_group(1)
-    mesh = _found.get(group) if isinstance(group, dist.ProcessGroup) else None
+    ranks = without_mesh(group)
+    mesh = _found.get(ranks) if isinstance(ranks, dist.ProcessGroup) else None
     return group if mesh is None else mesh.within
 
 
@@ -113,7 +115,8 @@ def mesh_of_ranks(ranks: dist.ProcessGroup) -> HostMesh | None:
     hosts, local_ranks = find_hosts(ranks)
     if hosts == 1:
         return None
-    of_world = torch.tensor(dist.get_process_group_ranks(ranks)).view(hosts, local_ranks)
+    of_world = torch.tensor(dist.get_process_group_ranks(ranks), device="cpu")
+    of_world = of_world.view(hosts, local_ranks)
     host, local = divmod(dist.get_rank(ranks), local_ranks)
 
     def group_of_line(line: Tensor) -> dist.ProcessGroup:

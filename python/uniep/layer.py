@@ -22,7 +22,7 @@ from ._save_choice import Save
 from .arithmetic import Activation, CombinePartials, ProbsPlace
 from .deferred import DeferredWeights
 from .functional import moe
-from .group import GroupLike, rank_and_size, warn_of_others, without_mesh
+from .group import GroupLike, rank_and_size, ranks_of, warn_of_others, without_mesh
 from .router import Router, RouterConfig, Routing
 from .row_pool import RowPoolLike
 from .workspace import Workspace, check_is_workspace
@@ -134,8 +134,8 @@ class MoELayer(nn.Module):
         first_expert: number of this rank's first expert among all.
 
     Raises:
-        ValueError: for experts that the ranks cannot share, widths that are no multiple of 8, and
-            what :class:`Router` refuses.
+        ValueError: for experts that the ranks cannot share, widths that are no multiple of 8, a
+            group of other ranks than the workspace's, and what :class:`Router` refuses.
         TypeError: for another dtype than bfloat16 or float32, sizes that are no int, and a
             workspace that is none.
 
@@ -221,7 +221,10 @@ class MoELayer(nn.Module):
             check_is_workspace(workspace)
             choices.refuse_beside_workspace(shared_experts=shared_experts or None, bias=bias)
             self.arithmetic = workspace.arithmetic
-            group = workspace.members if group is None else group
+            if group is None:
+                group = workspace.members
+            else:
+                _refuse_other_ranks(group, workspace)
         elif group is None:
             warn_of_others()
         self.group = without_mesh(group)
@@ -562,6 +565,24 @@ def _check_dtypes(dtype: torch.dtype, main_grad: torch.dtype | None) -> None:
     if main_grad not in (None, torch.float32, torch.bfloat16):
         raise TypeError(
             f"main_grad is {main_grad!r}; torch.float32, torch.bfloat16 and None are accepted"
+        )
+
+
+def _refuse_other_ranks(group: GroupLike, workspace: Workspace) -> None:
+    """Raises ValueError where the layer would hold other experts than those that are computed."""
+    own, its = ranks_of(group), ranks_of(workspace.members)
+    if own is None or its is None:  # of a process group that has ended only this is known
+        places = rank_and_size(group), rank_and_size(workspace.members)
+        if places[0] != places[1]:
+            (rank, size), (of, count) = places
+            raise ValueError(
+                f"group has this process as rank {rank} of {size}, and the group of the workspace "
+                f"has it as {of} of {count}; the workspace's group is accepted, or none"
+            )
+    elif own != its:
+        raise ValueError(
+            f"group has ranks {own}, and the group of the workspace has {its}; the same ranks are "
+            "accepted, or no group"
         )
 
 

@@ -77,7 +77,9 @@ class Placement:
             TypeError: for numbers that are not whole.
             ValueError: where they are no permutation of 0 to E - 1.
         """
-        given = torch.as_tensor(experts)
+        # Numbers lie on the CPU, whatever PyTorch's default device.
+        device = experts.device if isinstance(experts, Tensor) else torch.device("cpu")
+        given = torch.as_tensor(experts, device=device)
         if given.numel() and given.is_floating_point():
             raise TypeError(f"experts are {given.dtype}; whole numbers are accepted")
         order = given.long()
@@ -100,7 +102,7 @@ class Placement:
         check_whole(num_experts=num_experts)
         if num_experts < 0:
             raise ValueError(f"num_experts is {num_experts}; 0 or more is accepted")
-        return Placement.of(torch.arange(num_experts))
+        return Placement.of(torch.arange(num_experts, device="cpu"))
 
     def to(self, device: torch.device | str) -> Placement:
         """The same with its tables on `device`, where :meth:`ids` then waits for nothing."""
@@ -343,10 +345,11 @@ def predict_traffic(
     sources = _sources(places.shape[0], ranks, tokens_per_rank) // (ranks // hosts)
     is_placed = _is_expert(places, num_experts)
     rank = torch.where(is_placed, places * ranks // num_experts, 0)
-    needs = torch.zeros(places.shape[0], hosts, dtype=torch.int64)
+    needs = torch.zeros(places.shape[0], hosts, dtype=torch.int64, device="cpu")
     needs.scatter_add_(1, rank // (ranks // hosts), is_placed.long())
-    rows = torch.zeros(hosts, hosts, dtype=torch.int64).index_add_(0, sources, needs)
-    tokens = torch.zeros(hosts, hosts, dtype=torch.int64).index_add_(0, sources, needs.clamp(max=1))
+    none = torch.zeros(hosts, hosts, dtype=torch.int64, device="cpu")
+    rows = none.index_add(0, sources, needs)
+    tokens = none.index_add(0, sources, needs.clamp(max=1))
     return Traffic(tokens, rows, torch.bincount(rank[is_placed], minlength=ranks))
 
 
@@ -382,13 +385,13 @@ def _sources(tokens: int, ranks: int, tokens_per_rank: Sequence[int] | None) -> 
         tokens_per_rank = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     for part in tokens_per_rank:
         check_whole(tokens_per_rank=part)
-    parts = torch.as_tensor(tokens_per_rank, dtype=torch.int64)
+    parts = torch.as_tensor(tokens_per_rank, dtype=torch.int64, device="cpu")
     if parts.shape != (ranks,) or bool((parts < 0).any()) or int(parts.sum()) != tokens:
         raise ValueError(
             f"tokens_per_rank is {list(tokens_per_rank)}; the {tokens} tokens of topk_ids in "
             f"{ranks} parts are accepted"
         )
-    return torch.repeat_interleave(torch.arange(ranks), parts)
+    return torch.repeat_interleave(torch.arange(ranks, device="cpu"), parts)
 
 
 def _is_expert(ids: Tensor, num_experts: int) -> Tensor:

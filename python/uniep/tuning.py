@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _library
-from . import _exchange as exchange
-from ._all_rows import tokens_of
+from ._between_hosts import exchange
+from ._between_hosts.all_rows import tokens_of
 from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._forms import ExpertWeight
 from ._ops import ops

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from . import _library
-from ._agreed_faults import AgreedFaults
-from ._agreement import require_same
+from ._between_hosts.agreed_faults import AgreedFaults
+from ._between_hosts.agreement import require_same
+from ._between_hosts.crossing import comes_in_waves
+from ._between_hosts.host_mesh import HostMesh
 from ._choices import check_schedule
-from ._crossing import comes_in_waves
-from ._host_mesh import HostMesh
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
@@ -97,8 +97,8 @@ class Workspace(OfProcess):
         row_pool: where forwards keep rows, on all ranks or on none; not with ``exact_rows``. None:
             in tensors of their own.
         shared_experts: S, experts that every rank has and every token goes to; see
-            :func:`uniep.moe`. Where they are a layer of their own, their gradients in a call with
-            ``overflow`` are 0 over hosts, and those of dy in one group.
+            :func:`uniep.moe`. Beside the pass, in a layer of their own, they have gradients 0 in a
+            call whose routing does not fit, with ``on_overflow="flag"``.
         shared_gate: whether calls may have ``shared_probs``. False: none does, and with
             ``probs="after"`` backward takes less time.
         shared_apart: whether shared experts run beside the pass, as a layer of this rank alone, in
@@ -176,18 +176,12 @@ class Workspace(OfProcess):
             shared_apart=shared_apart,
         )
         check_schedule(schedule)
-        if row_pool is not None and not isinstance(row_pool, RowPool):
-            raise TypeError(
-                f"row_pool is {row_pool!r}, a {type(row_pool).__name__}; it must be a "
-                "uniep.RowPool or None"
-            )
+        check_save(save)
+        _check_row_pool(row_pool, exact_rows)
         if on_overflow not in ("raise", "flag"):
             raise ValueError(f"on_overflow is '{on_overflow}'; it must be 'raise' or 'flag'")
-        check_save(save)
         if device is None and isinstance(group, Group):
             device = group.device
-        if row_pool is not None and exact_rows:
-            raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
         device = device_of(device)
         self.mesh = host_mesh(group, device)
         self.group = group_of(group if self.mesh is None else self.mesh.within, device)
@@ -216,35 +210,34 @@ class Workspace(OfProcess):
         )
         self._all_rows = None
         if self.mesh is not None:
-            if max_tokens < 1 and self.mesh.hosts > 1:
-                raise ValueError(f"max_tokens is {max_tokens}; over hosts 1 or more is accepted")
-            if num_experts % self.mesh.hosts:
-                raise ValueError(
-                    f"num_experts is {num_experts} on {self.mesh.hosts} hosts; a multiple of their "
-                    "number is accepted"
-                )
+            _check_over_hosts(self.mesh, num_experts, max_tokens)
             self._all_rows = all_rows_of(self.mesh, self.arithmetic, num_experts)
         self.flag = on_overflow == "flag"
         self._schedule = schedule
         self._timeout_ms = _library.int32(timeout_ms=timeout_ms)
         self.of_shared: Workspace | None = None
         if are_apart(self.arithmetic, self.mesh, shared_apart):
-            self.of_shared = Workspace(
-                None,
-                hidden,
-                intermediate,
-                shared_experts,
-                shared_experts,
-                max_tokens,
-                capacity_rows=rows_of(shared_experts, max_tokens),
-                save=save,
-                recompute_h=recompute_h,
-                device=self.device,
-                timeout_ms=timeout_ms,
-                activation=activation,
-                probs=probs,
-            )
+            self.of_shared = self._layer_of_shared()
         self._open(capacity_rows)
+
+    def _layer_of_shared(self) -> Workspace:
+        """Of this rank alone, whose experts are the shared ones: every token goes to each."""
+        experts = self.arithmetic.shared_experts
+        return Workspace(
+            None,
+            self.hidden,
+            self.intermediate,
+            experts,
+            experts,
+            self.max_tokens,
+            capacity_rows=rows_of(experts, self.max_tokens),
+            save=self.save,
+            recompute_h=self.recompute_h,
+            device=self.device,
+            timeout_ms=self._timeout_ms,
+            activation=self.arithmetic.activation,
+            probs=self.arithmetic.probs,
+        )
 
     def _open(self, capacity_rows: int | None) -> None:
         # Of a mesh, the layer of this host, which sees all tokens and has the sums of one group.
@@ -531,6 +524,30 @@ class Workspace(OfProcess):
             f"uniep.Workspace(hidden={self.hidden}, intermediate={self.intermediate}, "
             f"num_experts={self.num_experts}, topk={self.topk}, max_tokens={self.max_tokens}, "
             f"rows={self.rows}, device='{self.device}', {state})"
+        )
+
+
+def _check_row_pool(row_pool: object, exact_rows: bool) -> None:
+    """Raises TypeError for what is no pool, and ValueError for one beside `exact_rows`."""
+    if row_pool is None:
+        return
+    if not isinstance(row_pool, RowPool):
+        raise TypeError(
+            f"row_pool is {row_pool!r}, a {type(row_pool).__name__}; it must be a uniep.RowPool or "
+            "None"
+        )
+    if exact_rows:
+        raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
+
+
+def _check_over_hosts(mesh: HostMesh, num_experts: int, max_tokens: int) -> None:
+    """Raises ValueError for figures that hosts cannot share."""
+    if max_tokens < 1 and mesh.hosts > 1:
+        raise ValueError(f"max_tokens is {max_tokens}; over hosts 1 or more is accepted")
+    if num_experts % mesh.hosts:
+        raise ValueError(
+            f"num_experts is {num_experts} on {mesh.hosts} hosts; a multiple of their number is "
+            "accepted"
         )
 
 

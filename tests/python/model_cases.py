@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 import uniep.transformers
-from uniep._transformers_experts import is_packed, to_model
+from uniep.transformers.experts import is_packed, to_model
 
 transformers.logging.set_verbosity_error()
 

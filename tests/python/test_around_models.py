@@ -33,9 +33,9 @@ from model_cases import (
 )
 
 import uniep.transformers
-from uniep._transformers_experts import is_packed
-from uniep._transformers_shared import names_of_shared
 from uniep.checkpoint import distributed_state_dict
+from uniep.transformers.experts import is_packed
+from uniep.transformers.shared import names_of_shared
 
 IN_PASS = {"shared_experts": "fused"}
 

@@ -422,6 +422,38 @@ def test_all_ranks_hear_of_a_file_that_cannot_be_written(tmp_path: Path) -> None
     run_ranks(2, file_that_cannot_be_written, tmp_path)
 
 
+def tensor_that_cannot_be_saved(folder: Path) -> None:
+    """One without memory, which raises no OSError."""
+    layer = of_family(group=dist.group.WORLD)
+    others = {"lm_head.weight": torch.ones(3, device="meta")} if dist.get_rank() == 0 else None
+    words = {
+        0: (NotImplementedError, "meta tensor"),
+        1: (OSError, "rank 0 could not write a file in .*meta tensor"),
+    }
+    kind, match = words[dist.get_rank()]
+    with pytest.raises(kind, match=match):
+        checkpoint.save_hugging_face(folder, {PREFIX: layer}, "qwen3_moe", others=others)
+
+
+def test_all_ranks_hear_of_a_tensor_that_cannot_be_saved(tmp_path: Path) -> None:
+    run_ranks(2, tensor_that_cannot_be_saved, tmp_path)
+
+
+def test_tensors_of_any_strides_are_saved(tmp_path: Path) -> None:
+    layer = of_family()
+    wanted = layer.w2.detach().clone()
+    layer.w2 = nn.Parameter(wanted.transpose(1, 2).contiguous().transpose(1, 2))
+    image = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    others = {"patches.weight": image, "lm_head.weight": torch.randn(3, 5).T}
+    checkpoint.save_hugging_face(tmp_path, {PREFIX: layer}, "qwen3_moe", others=others)
+    saved = safetensors.load_file(tmp_path / FILES["data"])
+    for name, tensor in others.items():
+        assert torch.equal(saved[name], tensor), name
+    for expert in range(4):
+        name = f"{PREFIX}.experts.{expert}.down_proj.weight"
+        assert torch.equal(saved[name], wanted[expert]), name
+
+
 def test_saving_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="layers is empty; one layer or more"):
         checkpoint.save_hugging_face(tmp_path / "none", {}, "qwen3_moe")

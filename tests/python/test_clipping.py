@@ -251,3 +251,14 @@ def test_computed_experts_are_refused_where_ranks_share_them() -> None:
         run(one)
         norms.append(uniep.clip_grad_norm_(one, MOST))
     assert norms[0] == pytest.approx(float(norms[1]), rel=1e-6)
+
+
+def test_the_norm_is_fp32_whatever_the_default_type() -> None:
+    model = Model()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert uniep.clip_grad_norm_(nn.Linear(2, 2), MOST).dtype == torch.float32
+        model.dense(torch.ones(64, dtype=torch.float32)).sum().backward()  # experts have none
+        assert uniep.clip_grad_norm_(model, MOST).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

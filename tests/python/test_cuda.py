@@ -414,3 +414,67 @@ def test_overflow_is_a_value_on_the_device() -> None:
     assert own.overflow[0].item() == 1 and own.needed_rows() >= 1024
     own.grow(capacity_rows=own.needed_rows())
     assert_same(step(case, workspace=own), step(case))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"save": "none", "recompute_h": True},
+        {"save": "tokens", "exact_rows": True},
+        {"save": "none", "row_pool": 1 << 26},
+        {"main": True},
+        {"deferred": True},
+    ],
+    ids=str,
+)
+def test_tensors_may_begin_anywhere(options: dict[str, Any]) -> None:
+    """Of x, and of the gradient of out, which is a part of another tensor's."""
+    tokens, hidden = 96, 64
+    aux = torch.randn(3, dtype=torch.bfloat16, device="cuda")
+
+    def run(aligned: bool) -> list[Tensor]:
+        case = make_case(tokens=tokens, hidden=hidden, seed=14).to("cuda")
+        if not aligned:
+            memory = torch.empty(tokens * hidden + 3, dtype=torch.bfloat16, device="cuda")
+            case.x = memory[3:].view(tokens, hidden).copy_(case.x)
+            assert case.x.is_contiguous() and case.x.data_ptr() % 16
+        case.requires_grad()
+        more = dict(options)
+        deferred = uniep.DeferredWeights() if more.pop("deferred", False) else None
+        main = None
+        if more.pop("main", False):
+            main = tuple(torch.ones(w.shape, device="cuda") for w in (case.w1, case.w2))
+        tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+        out = uniep.moe(*tensors, main_grads=main, deferred=deferred, **more)  # type: ignore[arg-type]
+        given: list[Tensor] = []
+        out.register_hook(given.append)  # type: ignore[no-untyped-call]
+        parts = (out.flatten(), aux) if aligned else (aux, out.flatten())
+        torch.cat(parts).float().square().sum().backward()
+        assert bool(given[0].data_ptr() % 16) is not aligned
+        if deferred is not None:
+            uniep.backward_weights(deferred)
+        of_weights = main or (case.w1.grad, case.w2.grad)
+        found = [out.detach(), case.x.grad, case.probs.grad, *of_weights]
+        assert all(tensor is not None for tensor in found)
+        return found  # type: ignore[return-value]
+
+    assert_same(run(False), run(True))
+
+
+def test_tokens_of_shared_experts_may_begin_anywhere() -> None:
+    found = []
+    for begin in (0, 3):
+        layer = SharedLayer().to("cuda")
+        case = layer.case.requires_grad()
+        more = {name: tensor.requires_grad_() for name, tensor in layer.more.items()}
+        x, dy = (
+            torch.cat((t.new_zeros(begin), t.detach().flatten()))[begin:].view_as(t)
+            for t in (case.x, case.dy)
+        )
+        assert all(bool(t.data_ptr() % 16) is (begin > 0) for t in (x, dy))
+        leaves = {"x": x.requires_grad_(), "topk_probs": case.probs, "w1": case.w1, "w2": case.w2}
+        out = uniep.moe(topk_ids=case.ids, **leaves, **more, **layer.options)
+        out.backward(dy)
+        found.append({n: t.grad for n, t in (leaves | more).items()} | {"out": out.detach()})
+    assert_same_tensors(*found)

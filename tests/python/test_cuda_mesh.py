@@ -17,7 +17,7 @@ from test_shared_experts import Layer
 from torch.distributed.device_mesh import init_device_mesh
 
 import uniep
-from uniep import _crossing
+from uniep._between_hosts import crossing
 
 pytestmark = pytest.mark.cuda
 
@@ -26,7 +26,7 @@ def leave_sms(count: int) -> None:
     """What passes leave to messages of NCCL: these cross while they compute, however small."""
     spared = {"UNIEP_SPARE_SMS": str(count), "NCCL_MAX_CTAS": "16", "NCCL_CGA_CLUSTER_SIZE": "0"}
     os.environ |= spared
-    _crossing.least_bytes = 0
+    crossing.least_bytes = 0
 
 
 def mesh_of(hosts: int):
@@ -36,14 +36,14 @@ def mesh_of(hosts: int):
 
 def come_late() -> None:
     """Tokens of other hosts are NaN until long after all that could be computed without them."""
-    receive = _crossing._TokensInWaves._receive
+    receive = crossing._TokensInWaves._receive
 
     def late(self, step):
         self._blocks[(self._mesh.host + step) % self._mesh.hosts] = float("nan")
         torch.cuda._sleep(20_000_000)
         return receive(self, step)
 
-    _crossing._TokensInWaves._receive = late
+    crossing._TokensInWaves._receive = late
 
 
 def bits(hosts: int, spare: int):
@@ -90,7 +90,7 @@ def sums_ahead_of_a_wave(hosts: int, late: int, early: int):
     late."""
     leave_sms(16)
     rank, size = dist.get_rank(), dist.get_world_size()
-    of_waves, exchange = _crossing._TokensInWaves, _crossing.exchange
+    of_waves, exchange = crossing._TokensInWaves, crossing.exchange
     events, begin, cross = of_waves.events, of_waves.begin_to_collect, exchange.step
     aside, kept, crossed, ends = torch.cuda.Stream(), [], [], []
 
@@ -99,7 +99,7 @@ def sums_ahead_of_a_wave(hosts: int, late: int, early: int):
         if self._back is not None:
             with torch.cuda.stream(aside):
                 torch.cuda._sleep(400_000_000)
-                kept.append(_crossing._recorded())
+                kept.append(crossing._recorded())
             waves[0, late] = kept[-1].cuda_event
         return waves
 

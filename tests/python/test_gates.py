@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from model_cases import distance, experts_of  # noqa: E402
 
 import uniep.transformers  # noqa: E402
-from uniep._transformers_experts import facts_of  # noqa: E402
+from uniep.transformers.experts import facts_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from cases import make_case, relative
 from command_line import uniep_command
 from ranks import cpu_mesh, run_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -485,6 +485,17 @@ def test_captures(tmp_path):
     assert "good for a forward pass" in uniep_command("validate", str(path))
 
 
+def test_a_layer_file_is_written_by_either_name(tmp_path):
+    case = make_case()
+    tensors = (case.x, case.ids, case.probs, case.w1, case.w2)
+    files = []
+    for name in ("write_layer", "write_trace"):
+        getattr(uniep, name)(tmp_path / name, *tensors, case.dy)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert "is good" in uniep_command("validate", str(tmp_path / "write_layer"))
+
+
 def test_a_group_that_is_not_there_yet_is_warned_of(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match="init_process_group"):
@@ -544,3 +555,33 @@ def test_a_bias_that_differs_between_ranks_is_warned_of_once():
         (text,) = [text for text in first if "differs" in text]
         assert text.startswith("router.bias of rank 1 differs") and "update_bias" in text
         assert not any("differs" in text for text in second)
+
+
+def of_other_ranks():
+    """A group beside a workspace: of the same ranks, and of others."""
+    rank = dist.get_rank()
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    row, column = rows[rank // 2], columns[rank % 2]
+    figures = (64, 32, 8, 2)
+    with uniep.Workspace(row, *figures, 8, device="cpu") as workspace:
+        group = uniep.Group(row, device="cpu")
+        for same in (None, row, group, workspace.group, DeviceMesh.from_group(row, "cpu")):
+            layer = MoELayer(*figures, group=same, workspace=workspace)
+            assert layer.w1.shape[0] == 4 and layer.first_expert == 4 * (rank % 2)
+        own = {0: r"\[0, 1\]", 1: r"\[2, 3\]"}[rank // 2]
+        for other, of in (
+            (column, {0: r"\[0, 2\]", 1: r"\[1, 3\]"}[rank % 2]),
+            (dist.group.WORLD, r"\[0, 1, 2, 3\]"),
+        ):
+            with pytest.raises(ValueError, match=f"group has ranks {of}, .* workspace has {own}"):
+                MoELayer(*figures, group=other, workspace=workspace)
+    with uniep.Workspace(None, *figures, 8, device="cpu") as workspace:
+        with pytest.raises(ValueError, match=rf"workspace has \[{rank}\]"):
+            MoELayer(*figures, group=row, workspace=workspace)
+        alone = uniep.Group(device="cpu")
+        assert MoELayer(*figures, group=alone, workspace=workspace).w1.shape[0] == 8
+
+
+def test_a_group_of_other_ranks_than_the_workspace_is_refused():
+    run_ranks(4, of_other_ranks)

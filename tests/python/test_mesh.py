@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
-from uniep import _exchange
 from uniep import hosts as hosts_module
-from uniep._crossing import Crossing, comes_in_waves
-from uniep._exchange import sum_of_hosts
-from uniep._routes import Routes
+from uniep._between_hosts import exchange
+from uniep._between_hosts.crossing import Crossing, comes_in_waves
+from uniep._between_hosts.exchange import sum_of_hosts
+from uniep._between_hosts.routes import Routes
+from uniep.group import group_of
 
 TOKENS = 60
 EXPERTS = 12
@@ -85,6 +86,9 @@ def bits(hosts: int):
         assert int(own.overflow[0]) == 0
     found["row pool"] = step(part(), row_pool=1 << 22, **options)
     found["after"] = step(part(), probs="after", **options)
+    case = part()
+    with torch.device("meta"):  # as the default, on which nothing of a call may come to lie
+        found["default device"] = step(case, exact_hosts=True, **options)
 
     case = part().requires_grad()
     deferred = uniep.DeferredWeights()
@@ -171,9 +175,9 @@ def some_cross(hosts: int):
     fewer = 0 < int(torch.stack(came).sum()) < hosts * tokens
 
     torch.use_deterministic_algorithms(True)
-    seen = _exchange.spread(mesh, rows[rank], routes)
+    seen = exchange.spread(mesh, rows[rank], routes)
     stepped, found = host_by_host(mesh, rows[rank], routes)
-    collected = torch.stack(_exchange.collect(mesh, seen, routes).blocks())
+    collected = torch.stack(exchange.collect(mesh, seen, routes).blocks())
     torch.use_deterministic_algorithms(False)
     up = routes.moved_up(rows[rail].flatten(0, 1)).view_as(wanted)
     return {
@@ -193,17 +197,17 @@ def host_by_host(mesh, rows, routes):
     host, hosts = mesh.host, mesh.hosts
     seen = torch.full((hosts, *rows.shape), torch.nan).bfloat16()
     seen[host] = rows
-    sent, received = _exchange.to_hosts(mesh, rows, routes), _exchange.by_host(seen, routes)
+    sent, received = exchange.to_hosts(mesh, rows, routes), exchange.by_host(seen, routes)
     for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
         assert received[behind].isnan().all()
-        _exchange.step(mesh, (sent[before], before), (received[behind], behind))
+        exchange.step(mesh, (sent[before], before), (received[behind], behind))
         assert not received[behind].isnan().any()
-    found = _exchange.Found(mesh, seen.shape, seen, routes)
+    found = exchange.Found(mesh, seen.shape, seen, routes)
     for step_of in range(1, hosts):
         before, behind = (host - step_of) % hosts, (host + step_of) % hosts
-        back = _exchange.going_back(seen, behind, routes)
-        _exchange.step(mesh, (back, behind), (found.parts[before], before))
+        back = exchange.going_back(seen, behind, routes)
+        exchange.step(mesh, (back, behind), (found.parts[before], before))
     found.parts[host] = seen[host]
     return seen, torch.stack(found.blocks())
 
@@ -214,9 +218,9 @@ def by_steps(hosts: int):
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(dist.get_rank())).bfloat16()
     seen, found = host_by_host(mesh, rows, None)
     return {
-        "spread": torch.equal(seen.flatten(0, 1), _exchange.spread(mesh, rows)),
+        "spread": torch.equal(seen.flatten(0, 1), exchange.spread(mesh, rows)),
         "collect": torch.equal(
-            found, torch.stack(_exchange.collect(mesh, seen.flatten(0, 1)).blocks())
+            found, torch.stack(exchange.collect(mesh, seen.flatten(0, 1)).blocks())
         ),
     }
 
@@ -546,13 +550,21 @@ def of_ranks():
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["UNIEP_HOST_ID"] = f"host {rank // 2}"
     groups = [dist.new_group(list(range(4))), dist.new_group(list(range(4, size)))]
-    mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
+    with torch.device("meta"):  # as the default, on which nothing of hosts may come to lie
+        mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
     if rank >= 4:  # two ranks of one host
         assert mesh is None
         return None
     assert mesh is not None
     place = (mesh.hosts, mesh.local_ranks, mesh.host, mesh.local)
     members = [dist.get_process_group_ranks(group) for group in (mesh.across, mesh.within)]
+    hosts_module._found[groups[0]] = mesh  # as where they have GPUs
+    of_host = group_of(mesh.within, torch.device("cpu"))
+    for group in (groups[0], DeviceMesh.from_group(groups[0], "cpu")):
+        of_host.workspaces["some",] = None
+        uniep.drop_workspaces(group)
+        assert not of_host.workspaces, group
+    del hosts_module._found[groups[0]]
     alone = dist.new_group([rank], use_local_synchronization=True)
     assert hosts_module.mesh_of_ranks(alone) is None
     os.environ["UNIEP_HOST_ID"] = f"host {rank % 2}"

@@ -38,8 +38,8 @@ from model_cases import (  # noqa: E402
 )
 
 import uniep.transformers  # noqa: E402
-from uniep._transformers_experts import facts_of, gate_first, is_packed, to_uniep, weights_of  # noqa: E402
-from uniep._transformers_shared import names_of_shared  # noqa: E402
+from uniep.transformers.experts import facts_of, gate_first, is_packed, to_uniep, weights_of  # noqa: E402
+from uniep.transformers.shared import names_of_shared  # noqa: E402
 
 # How far losses may part where a rounding turns a router's choice, in parts of what steps gain.
 LOSS = 0.05

@@ -313,7 +313,7 @@ def test_what_is_measured_is_what_was_predicted(ranks, tmp_path):
         ("before", Placement.identity(EXPERTS)),
         ("after", placement.place_experts(ids, num_experts=EXPERTS, **how)),
     ):
-        uniep.write_trace(
+        uniep.write_layer(
             tmp_path / name,
             layer["x"],
             placed.ids(ids),
@@ -451,3 +451,26 @@ def test_traffic_of_ids_of_any_shape():
     found, wanted = (placement.predict_traffic(t, SAME, hosts=2) for t in (ids, ids.flatten(0, 1)))
     assert torch.equal(found.tokens, wanted.tokens) and torch.equal(found.rows, wanted.rows)
     assert torch.equal(found.rows_of_rank, wanted.rows_of_rank)
+
+
+def test_tables_lie_on_the_cpu_whatever_the_default_device():
+    counts = placement.coactivation(IDS, 4)
+    with torch.device("meta"):
+        placed = [
+            placement.place_experts(counts, hosts=hosts, slack=slack)
+            for hosts in (1, 2)
+            for slack in (0.0, 1.0)
+        ]
+        same, given = Placement.identity(4), Placement.of([0, 1, 2, 3])
+        found = placement.predict_traffic(IDS, same, hosts=2, tokens_per_rank=[1, IDS.shape[0] - 1])
+        needed = placement.hosts_needed(IDS, same, hosts=2)
+    wanted = [
+        placement.place_experts(counts, hosts=hosts, slack=slack)
+        for hosts in (1, 2)
+        for slack in (0.0, 1.0)
+    ]
+    assert placed == wanted and same == given == SAME
+    traffic = placement.predict_traffic(IDS, SAME, hosts=2, tokens_per_rank=[1, IDS.shape[0] - 1])
+    for name, wanted_of_name in vars(traffic).items():
+        assert torch.equal(getattr(found, name), wanted_of_name), name
+    assert torch.equal(needed, placement.hosts_needed(IDS, SAME, hosts=2))

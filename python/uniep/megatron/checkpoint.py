@@ -161,12 +161,15 @@ def rename_experts(
         shape = (num_experts, hidden, -1) if linear == "linear_fc1" else (num_experts, -1, hidden)
         found = list(weights.view(shape).transpose(1, 2))
     elif stacked in state:
+        if names == [kind]:
+            return  # name and form are uniep's already; FSDP2's DTensors are not taken apart
         found = list(state.pop(stacked))
     else:
         spelling = next((keys for keys in spellings if set(keys) <= set(state)), None)
         if spelling is None:
             return  # load_state_dict names what is missing
         found = [state.pop(key) for key in spelling]
-    whole = [torch.stack(found)] if len(names) == 1 else found
+    # One parameter of all experts, rather than that of a layer with a single expert.
+    whole = [torch.stack(found)] if names == [kind] else found
     for name, weight in zip(names, whole, strict=True):
         state[f"{prefix}{linear}.{name}"] = weight

@@ -379,7 +379,7 @@ class UniepExperts(MegatronModule):  # type: ignore[misc]
         )
         if config.perform_initialization and cpu:
             # Every rank draws all experts, so that weights do not depend on the number of ranks.
-            drawn = torch.empty(rows, columns, dtype=torch.float32)
+            drawn = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
             for expert in range(self.num_experts):
                 init_method(drawn)
                 if expert in range(self.first_expert, self.first_expert + self.num_local_experts):

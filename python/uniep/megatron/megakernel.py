@@ -35,7 +35,7 @@ _NAME = "uniep"
 class UniepMegakernelBackend(MegakernelBackend):  # type: ignore[misc]
     """Runs routed experts by :func:`uniep.moe`, with the parameters of Megatron's modules.
 
-    The parameters become views of one tensor, since uniep takes all experts as one.
+    The parameters stay Megatron's, and are read where they lie, as lists of a tensor an expert.
 
     Args:
         config: Megatron's TransformerConfig; what uniep cannot do is refused.

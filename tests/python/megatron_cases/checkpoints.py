@@ -274,3 +274,17 @@ def case_state_dicts() -> None:
             layer.load_state_dict({**dense, **state})
             expect_same(of_experts(layer, "data"), [w1, w2], f"{name} into {layout}")
     expect_raises(RuntimeError, "Missing key(s)", ours.load_state_dict, dense)
+
+
+def case_state_of_one_expert() -> None:
+    """A rank's only expert has parameters of its own, or is a stack of one."""
+    options = {
+        "num_moe_experts": dist.get_world_size(),
+        "moe_router_topk": 1,
+        "moe_router_pre_softmax": True,
+    }
+    for layout in ("stacked", "per_expert"):
+        torch.manual_seed(77)
+        layer, other = (make_layer(make_config(**options), layout=layout) for _ in range(2))
+        other.load_state_dict(layer.state_dict())
+        expect_same(of_experts(other, "data"), of_experts(layer, "data"), f"one, {layout}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -347,6 +348,10 @@ def case_fsdp2() -> None:
                 out.float().square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+            wanted = [w.clone() for w in ours.state_dict().values() if isinstance(w, Tensor)]
+            ours.load_state_dict(ours.state_dict())
+            loaded = [w for w in ours.state_dict().values() if isinstance(w, Tensor)]
+            expect_same(loaded, wanted, f"its own state, {layout}")
             results.append([out.detach(), *(w.detach() for w in of_experts(ours, "data"))])
         plain, found = results
         whole = [getattr(tensor, "full_tensor", lambda t=tensor: t)() for tensor in found]

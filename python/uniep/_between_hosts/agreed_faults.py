@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _library
-from ._host_mesh import HostMesh
-from ._overflow import Overflow
+from .. import _library
+from .._overflow import Overflow
+from .host_mesh import HostMesh
 
 __all__ = ["AgreedFaults"]
 
@@ -139,7 +139,7 @@ class _Told(NamedTuple):
 
     @classmethod
     def of(cls, largest: Tensor) -> _Told:
-        fault = torch.empty(2, dtype=torch.int64, pin_memory=True)
+        fault = torch.empty(2, dtype=torch.int64, device="cpu", pin_memory=True)
         fault.copy_(largest, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(largest.device))

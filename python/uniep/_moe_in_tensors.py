@@ -1,18 +1,17 @@
-"""Both passes of a fused layer, as autograd runs them: forward, and the gradients of it.
+"""uniep.moe of a workspace that keeps rows in tensors: both passes as autograd runs them.
 
-What a forward keeps are tensors of its own; _moe_in_pages.py has the same for layers that keep rows
-in pages.
+_moe_in_pages.py has the same for workspaces with a row pool.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._all_rows import tokens_of
-from ._crossing import Crossing, waves_of_backward
+from ._between_hosts.all_rows import tokens_of
+from ._between_hosts.crossing import Crossing, waves_of_backward
 from ._differentiable import differentiable_once
 from ._forms import Experts, experts_from
 from ._library import with_refusals
@@ -37,7 +36,27 @@ from .deferred import (
     read_later,
 )
 
-__all__ = ["moe_in_tensors"]
+__all__ = ["Counts", "Figures", "moe_in_tensors"]
+
+
+class Figures(NamedTuple):
+    """Of the workspace, as it has them when a call begins: it may grow ahead of the backward."""
+
+    rows: int
+    rows_of_x: int
+    rows_of_h: int
+    plan_bytes: int
+    backward_bytes: int
+
+
+class Counts(NamedTuple):
+    """How many of the tensors of a call are what."""
+
+    w1: int
+    w2: int
+    weights: int  # all, with what not every layer has
+    main_w1: int
+    main_w2: int
 
 
 class _MoeInTensors(torch.autograd.Function):
@@ -56,11 +75,7 @@ class _MoeInTensors(torch.autograd.Function):
         shared_probs: Tensor | None,
         key: Tensor,
         overflow: Tensor,
-        rows: int,
-        rows_of_x: int,
-        rows_of_h: int,
-        plan_bytes: int,
-        backward_bytes: int,
+        figures: Figures,
         in_parts: bool,
         exact: bool,
         flag: bool,
@@ -68,36 +83,35 @@ class _MoeInTensors(torch.autograd.Function):
         deferred: DeferredWeights | None,
         crossing: Crossing | None,
         layout: int,
-        counts: tuple[int, int, int],
-        main_counts: tuple[int, int],
+        counts: Counts,
         *tensors: Any,
     ) -> Tensor:
         x = tokens_of(x)
-        # Of weights so many tensors of w1 and w2, and of all; then those of main gradients; None.
-        given, main = tensors[: counts[2]], tensors[counts[2] : -1]
-        weights = experts_from(given, counts[0], counts[1], layout)
+        # Those of weights, then of main gradients, and the None of moe_in_tensors.
+        given, main = tensors[: counts.weights], tensors[counts.weights : -1]
+        weights = experts_from(given, counts.w1, counts.w2, layout)
         inputs = (key, overflow, x, topk_ids, topk_probs, weights.w1, weights.w2)
         end = (flag, schedule, *weights.more(), shared_probs, layout)
         if exact:
             saved = ops.forward_exact(*inputs, *end)
         else:
-            figures = (rows, rows_of_x, rows_of_h, plan_bytes)
             waves = None if crossing is None else crossing.forward_waves
-            saved = ops.forward(*inputs, *figures, *end, waves)
+            sizes = (figures.rows, figures.rows_of_x, figures.rows_of_h, figures.plan_bytes)
+            saved = ops.forward(*inputs, *sizes, *end, waves)
         out, plan, x_rows, h, row_probs = saved
         # Without rows of x, backward dispatches x again; shared experts read it where it lies.
-        again = x if rows_of_x == 0 or weights.shared_w1 is not None else None
+        again = x if figures.rows_of_x == 0 or weights.shared_w1 is not None else None
         ctx.save_for_backward(plan, x_rows, h, row_probs, again, *given)
         ctx.counts = counts
         ctx.layout = layout
         ctx.has_shared_probs = shared_probs is not None
         ctx.key = key
         ctx.main_grads = (
-            experts_from(main, main_counts[0], main_counts[1], layout) if main else None
+            experts_from(main, counts.main_w1, counts.main_w2, layout) if main else None
         )
         ctx.tensors = len(given) + len(main)
         ctx.topk = topk_ids.shape[1]
-        ctx.backward_bytes = backward_bytes
+        ctx.backward_bytes = figures.backward_bytes
         ctx.in_parts = in_parts
         ctx.flag = flag
         ctx.schedule = schedule
@@ -125,7 +139,7 @@ class _MoeInTensors(torch.autograd.Function):
             gradients = behind_data(call, ctx.deferred)
             return for_arguments(ctx, _BEFORE_TENSORS, call.weights, gradients)
         plan, x_rows, h, row_probs, x, *given = ctx.saved_tensors
-        weights = experts_from(given, ctx.counts[0], ctx.counts[1], ctx.layout)
+        weights = experts_from(given, ctx.counts.w1, ctx.counts.w2, ctx.layout)
         own_dy, dy = dy, tokens_of(dy).contiguous()
         saved = (ctx.key, plan, x_rows, h, row_probs, dy, weights.w1, weights.w2, x)
         gradients = None

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _exchange as exchange
-from ._all_rows import AllRows, RowsOfCall
-from ._host_mesh import HostMesh
-from ._routes import Routes
+from . import exchange
+from .all_rows import AllRows, RowsOfCall
+from .host_mesh import HostMesh
+from .routes import Routes
 
 __all__ = ["Crossing", "comes_in_waves", "crosses_under_weights", "waves_of_backward"]
 
@@ -345,7 +345,7 @@ class _TokensInWaves:
         behind = [0] * len(before)
         for done in self._done:
             behind[done.wave] = done.event.cuda_event
-        return torch.tensor([before, behind], dtype=torch.int64)
+        return torch.tensor([before, behind], dtype=torch.int64, device="cpu")
 
     def begin_to_collect(self, out: Tensor) -> None:
         """Behind the pass in the order of the host, and behind waves of others on the device.

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._exchange import Found
-from ._host_mesh import HostMesh
-from ._ops import ops
-from ._routes import RoutesOfSlots
+from .._ops import ops
+from .exchange import Found
+from .host_mesh import HostMesh
+from .routes import RoutesOfSlots
 
 __all__ = ["AllRows", "RowsOfCall", "tokens_of"]
 

@@ -21,10 +21,16 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
-from transformers.integrations import moe as _hf_moe
 
-from ._forms import W1Layout, WeightsLayout
-from .arithmetic import Activation
+try:
+    from transformers.integrations import moe as _hf_moe
+except ImportError as error:
+    raise ImportError(
+        "uniep.transformers needs transformers 5.0 or later, and it cannot be imported: "
+        f"{error}; pip install transformers"
+    ) from error
+from .._forms import W1Layout, WeightsLayout
+from ..arithmetic import Activation
 
 __all__ = [
     "IMPLEMENTATIONS",

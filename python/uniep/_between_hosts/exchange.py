@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._host_mesh import HostMesh
-from ._routes import Routes
+from .host_mesh import HostMesh
+from .routes import Routes
 
 __all__ = [
     "Found",

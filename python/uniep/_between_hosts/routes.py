@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ._host_mesh import HostMesh
+from .host_mesh import HostMesh
 
 __all__ = ["Routes", "RoutesOfSlots"]
 
@@ -41,7 +41,7 @@ class Routes:
         counts = torch.stack((self._sent, received)).sum(-1)
         self._counts, self._is_told = counts, None
         if counts.is_cuda:
-            self._counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            self._counts = torch.empty_like(counts, device="cpu", pin_memory=True)
             self._counts.copy_(counts, non_blocking=True)
             self._is_told = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._is_told.record(torch.cuda.current_stream(counts.device))

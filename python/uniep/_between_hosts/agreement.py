@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import _library
-from ._host_mesh import HostMesh
+from .. import _library
+from .host_mesh import HostMesh
 
 __all__ = ["require_same"]
 

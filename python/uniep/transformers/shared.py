@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from . import _shared_experts
-from ._shared_experts import Shared
-from ._transformers_blocks import become, check_hooks, with_forward
-from ._transformers_experts import (
+from .. import _shared_experts
+from .._shared_experts import Shared
+from ..arithmetic import Activation
+from .blocks import become, check_hooks, with_forward
+from .experts import (
     IMPLEMENTATIONS,
     Facts,
     OwnGate,
@@ -27,7 +28,6 @@ from ._transformers_experts import (
     registered,
     without_adapters,
 )
-from .arithmetic import Activation
 
 __all__ = [
     "check_block",
