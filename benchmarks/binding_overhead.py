@@ -7,7 +7,7 @@ A few tokens of small layers, so that the host's time counts. All ways have the 
 weights, and take turns: the C API, uniep.moe, and `nothing`, a function of as many tensors that
 computes nothing, which is what PyTorch takes for autograd alone. `host` is the time until calls
 return, a layer of 20 that follow one another, as in a model; `alone` that of one layer and its end
-on the device. Replays of CUDA graphs have no host in them. docs/training.md explains the figures,
+on the device. Replays of CUDA graphs have no host in them. docs/step_times.md explains the figures,
 docs/results.md the file.
 """
 

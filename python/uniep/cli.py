@@ -84,7 +84,7 @@ def tune(
         weight_bytes: bytes for each parameter of the experts; likewise. None: 2.
 
     Returns:
-        The figures of ``uniep tune --json``; docs/tuning.md describes them.
+        The figures of ``uniep tune --json``; docs/results.md describes them.
 
     Raises:
         RuntimeError: with the command's error.

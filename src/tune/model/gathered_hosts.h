@@ -6,10 +6,10 @@
 
 #include "tune/model/simulation.h"
 
-// Passes of GPUs on several hosts, as the Python package runs them (python/uniep/_exchange.py,
-// _crossing.py): collectives bring the tokens of every rank to its rail on every host; each host's
-// layer is one group that sees all tokens and has its own experts; for each token a sum of each
-// host comes back, or all rows, which are then added up.
+// Passes of GPUs on several hosts, as the Python package runs them (crossing.py and
+// exchange.py in python/uniep/_between_hosts): collectives bring the tokens of every rank to its
+// rail on every host; each host's layer is one group that sees all tokens and has its own experts;
+// for each token a sum of each host comes back, or all rows, which are then added up.
 
 namespace uniep::tune {
 

@@ -207,7 +207,7 @@ void add_how_options(CLI::App& sub, TuneFlags& flags) {
   for (const char* of_searches : {"--budget", "--candidates", "--fresh"}) {
     survey->excludes(sub.get_option(of_searches));
   }
-  group.add("--json", flags.json, "FILE.json", "Write all figures; see docs/tuning.md");
+  group.add("--json", flags.json, "FILE.json", "Write all figures; see docs/results.md");
   group.add("--plot", flags.plot, "FILE.svg",
             "Draw the last direction of a survey, predicted over measured");
 }
