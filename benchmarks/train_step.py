@@ -8,8 +8,8 @@ The model is a transformer in bf16 whose MoE layers are those of qwen3-30b: 2.6 
 default sizes. Layers take turns, each from the same weights, on the same batches. `plain` is
 uniep.plain, products by torch._grouped_mm; `transformers:NAME` is an experts implementation of the
 installed transformers. Calls are timed with few tokens, when a GPU waits for the host: one after
-another, and replayed from a CUDA graph. docs/step_times.md explains the figures, docs/results.md the
-file.
+another, and replayed from a CUDA graph. docs/step_times.md explains the figures, docs/results.md
+the file.
 """
 
 from __future__ import annotations
