@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "uniep/error.h"
 #include "uniep/layer.h"
 
 namespace uniep::tool {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "reference/compare.h"
+#include "reference/exact_activation.h"
 #include "reference/random_layer.h"
 #include "support/expect_error.h"
 
