@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._tensor_files import INDEX, Source, reader_of, write_whole
+from ._tensor_files import INDEX, SINGLE, Source, reader_of, write_whole
 from .group import gather_objects
 from .layer import MoELayer
 
@@ -177,7 +177,7 @@ def save_hugging_face(
     Collective over the group of the layers, which is the same for all, and over the meshes of
     DTensors, such as a router that FSDP2 shards: these are saved whole. Of data-parallel replicas
     one saves, or each to a folder of its own: they would write the same files. Once it returns, on
-    whichever rank, all files are there.
+    whichever rank, all files are there. If it is killed, there is no index, and nothing is loaded.
 
     Args:
         folder: made if it is not there.
@@ -189,7 +189,8 @@ def save_hugging_face(
     Raises:
         ImportError: where the package safetensors is missing.
         OSError: on all ranks, where one of them cannot write a file; that one raises what kept it
-            from that, such as of a tensor that cannot be saved.
+            from that, such as of a tensor that cannot be saved. Also if the folder has a
+            ``model.safetensors``, which transformers would read instead.
         ValueError: for an unknown family, layers that have what the family lacks, no layers, and
             others by the name of a layer's tensor.
     """
@@ -224,14 +225,28 @@ def save_hugging_face(
         for name, tensor in own.items():
             kept.put(f"{prefix}.{name}", tensor)
 
+    def make_folder() -> None:
+        if some.rank > 0:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / SINGLE).exists():
+            raise FileExistsError(
+                f"{folder} has a {SINGLE}, which transformers would read instead of what is saved; "
+                "a folder without one is accepted"
+            )
+        # An earlier save's index would name a mixture of its files and new ones, if this is killed.
+        (folder / INDEX).unlink(missing_ok=True)
+
     def write_tensors() -> None:
         data = kept.tensors()
-        folder.mkdir(parents=True, exist_ok=True)
         try:
             save_file(data, str(folder / file), metadata={"format": "pt"})
         except SafetensorError as error:  # of its own kind for what the system refuses, too
             raise OSError(str(error)) from error
+        # safetensors leaves files to their owner alone.
+        (folder / file).chmod(folder.stat().st_mode & 0o666)
 
+    _on_all_ranks(some, f"the folder {folder}", make_folder)
     _on_all_ranks(some, f"a file in {folder}", write_tensors)
     entries = (file, {name: tensor.nbytes for name, tensor in kept.tensors().items()})
     parts = gather_objects(entries, some.group) if some.size > 1 else [entries]

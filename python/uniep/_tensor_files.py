@@ -13,12 +13,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["INDEX", "Reader", "Source", "reader_of", "write_whole"]
+__all__ = ["INDEX", "SINGLE", "Reader", "Source", "reader_of", "write_whole"]
 
 #: Tensors by name, a safetensors file, or a folder of these with or without their index.
 Source: TypeAlias = "Mapping[str, Tensor] | str | Path"
 
 INDEX = "model.safetensors.index.json"
+#: Where all is in one file.
+SINGLE = "model.safetensors"
 
 # Types that are loaded, by their names in files.
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -52,7 +54,7 @@ def reader_of(source: Source, stack: ExitStack) -> Reader:
     if path.is_dir() and (path / INDEX).exists():
         weights = {name: str(path / file) for name, file in _weight_map(path / INDEX).items()}
     else:
-        single = str(path / "model.safetensors" if path.is_dir() else path)
+        single = str(path / SINGLE if path.is_dir() else path)
         weights = dict.fromkeys(file_of(single).keys(), single)
 
     keys: dict[str, set[str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -379,7 +380,7 @@ def index_once_saved(folder: Path) -> None:
 
         def slowly(*files: Any) -> None:
             time.sleep(1)
-            assert index.read_text() == "of before"
+            assert not index.exists()  # that of before would name new files
             replace(*files)
 
         os.replace = slowly
@@ -397,7 +398,10 @@ def test_all_files_are_there_once_a_rank_has_saved(tmp_path: Path) -> None:
 
 
 def index_that_cannot_be_written(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").mkdir(exist_ok=True)
+    def full(_: Path, file: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    os.replace = full  # type: ignore[assignment]
     layer = of_family(group=dist.group.WORLD)
     words = r"index\.json" if dist.get_rank() == 0 else "rank 0 could not write the index of .*json"
     with pytest.raises(OSError, match=words):
@@ -420,6 +424,42 @@ def file_that_cannot_be_written(folder: Path) -> None:
 
 def test_all_ranks_hear_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     run_ranks(2, file_that_cannot_be_written, tmp_path)
+
+
+def save_that_ends_early(folder: Path) -> None:
+    layer = of_family(group=dist.group.WORLD)
+    checkpoint.save_hugging_face(folder, {PREFIX: layer}, "qwen3_moe")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if dist.get_rank() == 1:
+        safetensors.save_file = full  # type: ignore[assignment]
+    with pytest.raises(OSError, match="space"):
+        checkpoint.save_hugging_face(
+            folder, {PREFIX: of_family(seed=4, group=dist.group.WORLD)}, "qwen3_moe"
+        )
+    dist.barrier()
+    with pytest.raises(OSError, match="No such file"):
+        checkpoint.load_hugging_face(layer, folder, "qwen3_moe", PREFIX)
+
+
+def test_nothing_is_loaded_of_a_save_that_ended_early(tmp_path: Path) -> None:
+    """Over an earlier one, of which half the files are left."""
+    run_ranks(2, save_that_ends_early, tmp_path)
+
+
+def test_a_folder_with_all_in_one_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(FileExistsError, match=r"has a model\.safetensors, which transformers"):
+        checkpoint.save_hugging_face(tmp_path, {PREFIX: of_family()}, "qwen3_moe")
+
+
+def test_files_are_as_readable_as_their_folder(tmp_path: Path) -> None:
+    for mode in (0o755, 0o770):
+        tmp_path.chmod(mode)
+        checkpoint.save_hugging_face(tmp_path, {PREFIX: of_family()}, "qwen3_moe")
+        assert (tmp_path / FILES["data"]).stat().st_mode & 0o777 == mode & 0o666
 
 
 def tensor_that_cannot_be_saved(folder: Path) -> None:
