@@ -14,6 +14,7 @@
 #include "group/agreement.h"
 #include "layer/arguments.h"
 #include "layer/fault_values.h"
+#include "layer/memory_arguments.h"
 #include "layer/options.h"
 #include "layer/saved_data.h"
 #include "layer/saved_pages.h"

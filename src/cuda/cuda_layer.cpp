@@ -22,6 +22,7 @@
 #include "cuda/row_pool.h"
 #include "cuda/tensor_alignment.h"
 #include "layer/arguments.h"
+#include "layer/memory_arguments.h"
 #include "layer/saved_pages.h"
 #include "plan/plan_data.h"
 #include "schedule/open_sizes.h"

@@ -7,7 +7,7 @@
 #include "base/env.h"
 #include "cuda/memory_needs.h"
 #include "group/agreement.h"
-#include "layer/arguments.h"
+#include "layer/memory_arguments.h"
 #include "layer/options.h"
 
 namespace uniep::cuda {

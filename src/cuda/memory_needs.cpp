@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "cuda/layer_memory.h"
-#include "layer/arguments.h"
+#include "layer/memory_arguments.h"
 
 namespace uniep::cuda {
 
