@@ -9,11 +9,12 @@
 namespace uniep {
 
 /// Joins its arguments with operator<<, whatever locale the program has set: ranks compare texts,
-/// and files are read elsewhere.
+/// and files are read elsewhere. Where memory ends it throws, as streams by themselves do not.
 template <class... Args>
 std::string cat(const Args&... args) {
   std::ostringstream s;
   s.imbue(std::locale::classic());
+  s.exceptions(std::ios::badbit);
   (s << ... << args);
   return s.str();
 }

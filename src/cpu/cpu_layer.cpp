@@ -9,6 +9,7 @@
 #include "base/error_of.h"
 #include "cpu/engine.h"
 #include "cpu/layer_heaps.h"
+#include "cpu/lone_failure.h"
 #include "cpu/plan_message.h"
 #include "cpu/row_pool.h"
 #include "group/agreement.h"
@@ -95,6 +96,8 @@ class CpuLayer final : public LayerBackend {
     return heaps_->of_ranks();
   }
 
+  RoutingPlan agree_to_plan(std::span<const std::int32_t> topk_ids, const CallOptions& options);
+  Saved run_forward(const RoutingPlan& plan, const ForwardArgs& args, const CallOptions& options);
   std::string call_text(const char* pass, const RoutingPlan& plan, const Schedule& schedule) const;
   PassContext context(const PassView& view, const SavedData& saved, std::byte* rows) const;
   /// Whole or of data alone, which is the same to the other ranks: weight gradients are a rank's
@@ -136,6 +139,11 @@ class CpuLayer final : public LayerBackend {
 };
 
 RoutingPlan CpuLayer::plan(std::span<const std::int32_t> topk_ids, const CallOptions& options) {
+  return tell_lone_failure(comm_, [&] { return agree_to_plan(topk_ids, options); });
+}
+
+RoutingPlan CpuLayer::agree_to_plan(std::span<const std::int32_t> topk_ids,
+                                    const CallOptions& options) {
   const bool flagged = options.overflow != nullptr;
   std::optional<PagePool::Planning> pages;
   std::string own;
@@ -274,6 +282,11 @@ void CpuLayer::run(const PassContext& ctx, const Published& published) try {
 
 Saved CpuLayer::forward(const RoutingPlan& plan, const ForwardArgs& args,
                         const CallOptions& options) {
+  return tell_lone_failure(comm_, [&] { return run_forward(plan, args, options); });
+}
+
+Saved CpuLayer::run_forward(const RoutingPlan& plan, const ForwardArgs& args,
+                            const CallOptions& options) {
   const Schedule& schedule = *options.schedule;
   std::unique_ptr<SavedData> saved;
   std::optional<PassOrder> order;
@@ -315,8 +328,11 @@ std::unique_ptr<SavedData> CpuLayer::make_saved(const RoutingPlan& plan,
 template <class Check>
 void CpuLayer::agree_to_backward(const Saved& saved, const Schedule& schedule, const Check& check) {
   const char* pass = "backward";
-  const std::string call = saved.data() == nullptr ? pass : call_text(pass, saved.plan(), schedule);
-  agree(comm_, timeout_ms_, Stage::kEnter, call, check);
+  tell_lone_failure(comm_, [&] {
+    const std::string call =
+        saved.data() == nullptr ? pass : call_text(pass, saved.plan(), schedule);
+    agree(comm_, timeout_ms_, Stage::kEnter, call, check);
+  });
 }
 
 void CpuLayer::backward(const Saved& saved, const BackwardArgs& args, const CallOptions& options) {
@@ -425,7 +441,9 @@ MemoryNeeds memory_needs(const Problem& p, int num_ranks, std::optional<std::int
 
 std::unique_ptr<LayerBackend> make_layer(const Problem& problem, Communicator communicator,
                                          const LayerOptions& options) {
-  return std::make_unique<CpuLayer>(problem, std::move(communicator), options);
+  auto& member = dynamic_cast<CpuCommunicator&>(*communicator.impl());
+  return tell_lone_failure(
+      member, [&] { return std::make_unique<CpuLayer>(problem, communicator, options); });
 }
 
 }  // namespace uniep::cpu

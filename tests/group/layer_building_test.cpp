@@ -1,22 +1,26 @@
-// A layer that cannot be built leaves nothing behind, wherever in its construction memory ends.
+// Memory that ends on one rank, wherever in a layer's construction or calls: nothing is left
+// behind, and the other ranks hear of it.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <new>
+#include <optional>
+#include <vector>
 
+#include "base/error_of.h"
 #include "cpu/cpu_layer.h"
 #include "group/cpu_group.h"
 #include "support/layer_group.h"
 
 namespace {
 
-/// Allocations of this thread that still succeed; negative: all do.
+/// Allocations of this thread that still succeed before one fails; negative: all do.
 thread_local int allocations_left = -1;
 
 void* allocate(std::size_t bytes) {
-  if (allocations_left == 0) throw std::bad_alloc();
-  if (allocations_left > 0) --allocations_left;
+  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
   if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
   throw std::bad_alloc();
 }
@@ -93,17 +97,73 @@ bool is_built(HalfAGroup& group, const Communicator& member, const Problem& prob
 }
 
 TEST(LayerBuilding, LeavesNothingBehindWhereverMemoryEnds) {
-  const auto group = std::make_shared<HalfAGroup>();
-  const Communicator member(std::make_shared<CpuCommunicator>(group, 0));
   const LayerData data = plain_layer(2);
   const workload::Split split(data, 2);
   int allowed = 0;
   for (bool built = false; !built; ++allowed) {
+    const auto group = std::make_shared<HalfAGroup>();
+    const Communicator member(std::make_shared<CpuCommunicator>(group, 0));
     built = is_built(*group, member, split.problem(), allowed);
     ASSERT_EQ(group->rail(0).attached(), 0u) << allowed << " allocations behind attach";
     ASSERT_FALSE(group->has_memory()) << allowed << " allocations behind attach";
   }
   EXPECT_GT(allowed, 2);  // it did fail before it was built
+}
+
+/// Where rank 1 has little memory.
+enum class Moment { kLayer, kPlan, kForward, kBackward };
+
+/// Two ranks make a layer and run steps until one of them fails, or two steps are done. In `moment`
+/// of the first step so many allocations of rank 1 succeed before one fails. Returns the ranks'
+/// errors.
+std::vector<Outcome> steps_of_little_memory(LayerGroup& group, Moment moment, int allowed) {
+  const auto in = [&](int rank, Moment now, bool first, const auto& call) {
+    if (rank == 1 && first && now == moment) allocations_left = allowed;
+    call();
+    allocations_left = -1;
+  };
+  const auto run = [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    std::unique_ptr<LayerBackend> layer;
+    in(rank, Moment::kLayer, true,
+       [&] { layer = cpu::make_layer(group.split().problem(), group.group()[r], {}); });
+    for (const bool first : {true, false}) {
+      const CallOptions options{.schedule = Schedule{}};
+      std::optional<RoutingPlan> plan;
+      Saved saved;
+      in(rank, Moment::kPlan, first,
+         [&] { plan = layer->plan(group.split().topk_ids(rank), options); });
+      in(rank, Moment::kForward, first,
+         [&] { saved = layer->forward(*plan, group.forward_args(rank), options); });
+      in(rank, Moment::kBackward, first,
+         [&] { layer->backward(saved, group.backward_args(rank), options); });
+    }
+  };
+  return group.attempt([&](int rank) {
+    try {
+      run(rank);
+    } catch (...) {
+      allocations_left = -1;
+      throw current_error();
+    }
+  });
+}
+
+TEST(LayerBuilding, TheOtherRankHearsWhereverMemoryEnds) {
+  for (const Moment moment : {Moment::kLayer, Moment::kPlan, Moment::kForward, Moment::kBackward}) {
+    int allowed = 0;
+    for (bool failed = true; failed; ++allowed) {
+      LayerGroup group(plain_layer(2), 2);
+      const std::vector<Outcome> ends = steps_of_little_memory(group, moment, allowed);
+      failed = ends[1].error.has_value();
+      ASSERT_EQ(ends[0].error.has_value(), failed) << ends[0].what() << "; " << ends[1].what();
+      if (!failed) continue;
+      EXPECT_EQ(ends[1].error->code(), ErrorCode::kCapacity) << ends[1].what();
+      // Not kTimeout: it did not wait for rank 1 until the limit.
+      EXPECT_NE(ends[0].error->code(), ErrorCode::kTimeout) << ends[0].what();
+    }
+    EXPECT_GT(allowed, 2) << static_cast<int>(moment);
+  }
 }
 
 }  // namespace
