@@ -55,6 +55,9 @@ typedef struct {
    * only while uniep_group_create or _find_hosts runs. Not needed where size is 1. */
   int (*all_gather)(void* context, const void* own, size_t bytes, void* all);
   void* context;
+  /* In brackets behind each sentence of an error of the group, its layers and pools that names a
+   * rank: such as which ranks of a larger group these are. NULL: nothing. */
+  const char* ranks_note;
 } uniep_group_config;
 
 /* Collective. With CUDA the members are processes of one host; on the CPU they may be on several,

@@ -82,6 +82,7 @@ class GroupConfig(ctypes.Structure):
         ("timeout_ms", c_int32),
         ("all_gather", AllGather),
         ("context", c_void_p),
+        ("ranks_note", c_char_p),
     ]
 
 

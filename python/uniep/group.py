@@ -265,12 +265,26 @@ def _meet(
         rank=0 if process_group is None else dist.get_rank(process_group),
         size=1 if process_group is None else dist.get_world_size(process_group),
         all_gather=gather.callback,
+        ranks_note=_ranks_note(process_group),
         **options,
     )
     result = call(ctypes.byref(config))
     if gather.error is not None:
         raise gather.error
     _library.check(result)
+
+
+def _ranks_note(process_group: dist.ProcessGroup | None) -> bytes | None:
+    """Which of all processes the ranks of a part of them are, for errors that name a rank."""
+    if process_group is None:
+        return None
+    ranks = dist.get_process_group_ranks(process_group)
+    first, last = ranks[0], ranks[-1]
+    if ranks == list(range(len(ranks))):
+        return None
+    are_a_run = ranks == list(range(first, last + 1))
+    named = f"{first} to {last}" if are_a_run else ", ".join(map(str, ranks))
+    return f"of a group whose ranks are {named} of the world".encode()
 
 
 class _Gather:

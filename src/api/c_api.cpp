@@ -1,6 +1,7 @@
 #include "uniep/c_api.h"
 
 #include <cstring>
+#include <regex>
 
 #include "api/c_support.h"
 #include "base/error_of.h"
@@ -13,6 +14,15 @@
 namespace {
 
 thread_local std::string last_error;
+
+bool names_rank(const std::string& sentence) {
+  static const std::regex rank("rank [0-9]");
+  return std::regex_search(sentence, rank);
+}
+
+const char* ranks_note_of(const uniep_group_config* config) {
+  return config == nullptr ? nullptr : config->ranks_note;
+}
 
 /// The group that a config describes; of `config`, which outlives it. What is wrong with it, or
 /// with where `check` looks, all ranks hear of.
@@ -81,8 +91,10 @@ uniep::LayerOptions options_of(const uniep_layer_config& c, const uniep::Problem
 
 }  // namespace
 
-int uniep::c_api::failure(const Error& error) {
+int uniep::c_api::failure(const Error& error, const char* ranks_note) {
   last_error = error.what();
+  const bool has_note = ranks_note != nullptr && *ranks_note != '\0';
+  if (has_note && names_rank(last_error)) last_error += cat(" (", ranks_note, ")");
   return 1 + static_cast<int>(error.code());
 }
 
@@ -101,15 +113,17 @@ int uniep_has_cuda(void) {
 }
 
 int uniep_group_create(const uniep_group_config* config, uniep_group** group) {
-  return guarded([&] {
+  const char* const note = ranks_note_of(config);
+  return guarded(note, [&] {
     require_given(config, "config");
     const auto check = [&] { require_given(group, "group"); };
-    *group = new uniep_group{uniep::Communicator::from_callbacks(options_of(*config, check))};
+    *group = new uniep_group{uniep::Communicator::from_callbacks(options_of(*config, check)),
+                             note == nullptr ? "" : note};
   });
 }
 
 int uniep_group_find_hosts(const uniep_group_config* config, int32_t* hosts, int32_t* local_ranks) {
-  return guarded([&] {
+  return guarded(ranks_note_of(config), [&] {
     require_given(config, "config");
     const auto check = [&] {
       require_given(hosts, "hosts");
@@ -122,8 +136,7 @@ int uniep_group_find_hosts(const uniep_group_config* config, int32_t* hosts, int
 }
 
 int uniep_group_layout(const uniep_group* group, int32_t* hosts, int32_t* local_ranks) {
-  return guarded([&] {
-    require_given(group, "group");
+  return guarded_of(group, "group", [&] {
     require_given(hosts, "hosts");
     require_given(local_ranks, "local_ranks");
     const uniep::RankLayout layout = group->communicator.layout();
@@ -144,8 +157,7 @@ int uniep_needs(const uniep_problem* problem, int32_t backend, int32_t ranks,
 
 int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
                        const uniep_layer_config* config, uniep_layer** layer) {
-  return guarded([&] {
-    require_given(group, "group");
+  return guarded_of(group, "group", [&] {
     const uniep::Communicator& communicator = group->communicator;
     communicator.impl()->usage.require_own_process();
     const uniep::CollectiveCall turn(*communicator.impl());
@@ -159,13 +171,12 @@ int uniep_layer_create(uniep_group* group, const uniep_problem* problem,
     } catch (...) {
       refuse_layer(communicator, options, uniep::current_error());
     }
-    *layer = new uniep_layer(p, communicator, options);
+    *layer = new uniep_layer(p, *group, options);
   });
 }
 
 int uniep_layer_needs(uniep_layer* layer, int64_t rows, uniep_memory_needs* needs) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     require_given(needs, "needs");
     *needs = c_needs(layer->needs_of_call(rows));
   });
@@ -174,8 +185,7 @@ int uniep_layer_needs(uniep_layer* layer, int64_t rows, uniep_memory_needs* need
 void uniep_layer_destroy(uniep_layer* layer) { delete layer; }
 
 int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t size) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     require_given(text, "text");
     require(pass == 0 || pass == 1, ErrorCode::kInvalidArgument, "pass is ", pass,
             "; 0 (forward) and 1 (backward) are accepted");
@@ -188,8 +198,7 @@ int uniep_layer_schedule(uniep_layer* layer, int32_t pass, char* text, size_t si
 }
 
 int uniep_layer_synchronize(uniep_layer* layer) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     const uniep::Usage::Call turn(layer->usage);
     layer->layer.synchronize();
   });

@@ -350,8 +350,7 @@ uniep::BackwardArgs whole(const Backward& b) {
 using namespace uniep::c_api;
 
 int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
     Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
@@ -363,8 +362,7 @@ int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
 void uniep_saved_destroy(uniep_saved* saved) { delete saved; }
 
 int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     const bool collective = call == nullptr || call->part != 2;
     const GroupTurn turn(*layer, collective);
     Backward b = prepared(*layer, collective, [&] {

@@ -4,8 +4,7 @@ using namespace uniep::c_api;
 
 int uniep_row_pool_create(uniep_group* group, const uniep_problem* problem, int64_t bytes,
                           void* memory, uniep_row_pool** pool) {
-  return guarded([&] {
-    require_given(group, "group");
+  return guarded_of(group, "group", [&] {
     require_given(pool, "pool");
     require(memory == nullptr || bytes > 0, ErrorCode::kInvalidArgument, "bytes is ", bytes,
             ", and memory is given; as many bytes as that has are accepted");

@@ -21,6 +21,7 @@
 
 struct uniep_group {
   uniep::Communicator communicator;
+  std::string ranks_note{};  // of uniep_group_config
 };
 
 struct uniep_row_pool {
@@ -41,24 +42,40 @@ using uniep::Pass;
 using uniep::require;
 using uniep::Schedule;
 
-/// Keeps the sentence for uniep_last_error, and returns the code.
-int failure(const Error& error);
-
-/// Runs `body`; what it throws becomes a code and a sentence.
-template <class Body>
-int guarded(const Body& body) {
-  try {
-    body();
-    return 0;
-  } catch (...) {
-    return failure(uniep::current_error());
-  }
-}
+/// Keeps the sentence for uniep_last_error, with the note in brackets if it names a rank, and
+/// returns the code.
+int failure(const Error& error, const char* ranks_note);
 
 template <class T>
 void require_given(const T* argument, const char* name) {
   require(argument != nullptr, ErrorCode::kInvalidArgument, name,
           " is NULL; an address is accepted");
+}
+
+/// Runs `body`; what it throws becomes a code and a sentence. `ranks_note`: as `failure` has it, or
+/// null.
+template <class Body>
+int guarded(const char* ranks_note, const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (...) {
+    return failure(uniep::current_error(), ranks_note);
+  }
+}
+
+template <class Body>
+int guarded(const Body& body) {
+  return guarded(nullptr, body);
+}
+
+/// The same for a call of a group or layer, whose caller may have forgotten it.
+template <class Handle, class Body>
+int guarded_of(const Handle* handle, const char* name, const Body& body) {
+  return guarded(handle == nullptr ? nullptr : handle->ranks_note.c_str(), [&] {
+    require_given(handle, name);
+    body();
+  });
 }
 
 inline bool truth(std::int64_t value, const char* name) {
@@ -176,13 +193,15 @@ inline uniep_memory_needs c_needs(const uniep::MemoryNeeds& n) {
 }  // namespace uniep::c_api
 
 struct uniep_layer {
-  uniep_layer(const uniep::Problem& problem, const uniep::Communicator& communicator,
+  uniep_layer(const uniep::Problem& problem, const uniep_group& group,
               const uniep::LayerOptions& options)
-      : layer(problem, communicator, options),
+      : ranks_note(group.ranks_note),
+        layer(problem, group.communicator, options),
         has_pool(options.row_pool.has_value()),
-        needs(uniep::Layer::memory_needs(problem, communicator.backend(), communicator.size(), {},
-                                         communicator.layout().hosts)),
-        local_experts(problem.num_experts / communicator.size()) {}
+        needs(uniep::Layer::memory_needs(problem, group.communicator.backend(),
+                                         group.communicator.size(), {},
+                                         group.communicator.layout().hosts)),
+        local_experts(problem.num_experts / group.communicator.size()) {}
 
   const uniep::Problem& problem() const { return layer.problem(); }
   /// Elements of each of a layer's weights; of biases 0, where there are none.
@@ -255,6 +274,7 @@ struct uniep_layer {
 
   /// Who uses the layer: functions of the C API, some of which are several calls of `layer`.
   uniep::Usage usage;
+  const std::string ranks_note;  // of the group
   uniep::Layer layer;
   const bool has_pool;
   const uniep::MemoryNeeds needs;

@@ -55,8 +55,7 @@ uniep_tune_result c_result(const uniep::TuneResult& found) {
 
 int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
                        const uniep_tune_config* config, uniep_tune_result* result) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
     uniep::TuneOptions options;
     Forward f = prepared(*layer, true, [&] {
@@ -73,8 +72,7 @@ int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
 
 int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
                         const uniep_tune_config* config, uniep_tune_result* result) {
-  return guarded([&] {
-    require_given(layer, "layer");
+  return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
     uniep::TuneOptions options;
     Backward b = prepared(*layer, true, [&] {

@@ -303,6 +303,35 @@ TEST(CApiRanks, HearOfARankWithoutAPlaceForItsGroup) {
   });
 }
 
+/// Errors say which ranks are meant, where they name any.
+TEST(CApiRanks, AreExplainedInErrors) {
+  const auto ends_with_note = [] {
+    const std::string said = uniep_last_error();
+    const std::string note = " (of the last two of four)";
+    return said.size() > note.size() && said.substr(said.size() - note.size()) == note;
+  };
+  const LayerData data = plain_layer(2);
+  const Problem problem = workload::Split(data, 2).problem();
+  in_seats(2, [&](uniep_group_config config) {
+    config.ranks_note = "of the last two of four";
+    uniep_group* group = nullptr;
+    EXPECT_EQ(uniep_group_create(&config, config.rank == 1 ? nullptr : &group), 1);
+    EXPECT_TRUE(ends_with_note()) << uniep_last_error();
+    expect_ok(uniep_group_create(&config, &group));
+    uniep_problem p = c_problem(problem);
+    uniep_layer* layer = nullptr;
+    EXPECT_EQ(uniep_layer_create(group, &p, nullptr, config.rank == 1 ? nullptr : &layer), 1);
+    EXPECT_TRUE(ends_with_note()) << uniep_last_error();
+    expect_ok(uniep_layer_create(group, &p, nullptr, &layer));
+    uniep_group_destroy(group);
+    EXPECT_EQ(uniep_forward(layer, nullptr), 1);
+    EXPECT_TRUE(ends_with_note()) << uniep_last_error();
+    EXPECT_EQ(uniep_layer_needs(layer, 0, nullptr), 1);
+    EXPECT_STATES(uniep_last_error(), "needs is NULL; an address is accepted");
+    uniep_layer_destroy(layer);
+  });
+}
+
 /// Nobody waits for a rank whose arguments make no layer; the group stays usable.
 TEST(CApiRanks, HearOfARankThatRefusesItsLayer) {
   struct Case {

@@ -191,6 +191,36 @@ def test_groups_beside_groups():
     assert_same([torch.cat([r[1][i] for r in results]) for i in range(5)], wanted)
 
 
+def errors_of_groups():
+    """What is said where the last rank of groups of several kinds has too many tokens."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group([r, r + 1]) for r in (0, 2)]
+    every_other = [dist.new_group([r, r + 2]) for r in (0, 1)]
+    places = {
+        "pair": (pairs[rank // 2], rank % 2, 2),
+        "every other": (every_other[rank % 2], rank // 2, 2),
+        "world": (dist.group.WORLD, rank, 4),
+    }
+    found = {}
+    for name, (group, place, ranks) in places.items():
+        case = make_case(tokens=TOKENS).part(place, ranks)
+        if place == ranks - 1:
+            case = make_case(tokens=20 * TOKENS).part(place, ranks)
+        found[name] = raised(step, case, group=group, max_tokens=TOKENS)
+    return found
+
+
+def test_errors_say_which_ranks_of_the_world_are_meant():
+    results = run_ranks(4, errors_of_groups)
+    for rank, found in enumerate(results):
+        others = "0, 2" if rank % 2 == 0 else "1, 3"
+        assert "rank 1" in found["pair"]
+        assert ("whose ranks are 2 to 3 of the world" in found["pair"]) == (rank >= 2)
+        assert "rank 1" in found["every other"]
+        assert f"whose ranks are {others} of the world" in found["every other"]
+        assert "rank 3" in found["world"] and "of the world" not in found["world"]
+
+
 def errors():
     rank, size = dist.get_rank(), dist.get_world_size()
     world = dist.group.WORLD
