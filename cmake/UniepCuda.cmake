@@ -61,6 +61,29 @@ if(_nccl_version STREQUAL "none" OR _nccl_version VERSION_LESS 2.28)
                 "not found (found: ${_nccl_version}). Install NCCL (Debian: libnccl-dev; or pip install "
                 "nvidia-nccl-cu13), name the folder by -DUNIEP_NCCL_INCLUDE_DIR=DIR")
 endif()
+
+# What else a toolkit has, where only a part of it may be installed: beside nvcc, or where the system
+# has such files. cuBLAS is what the command line compares products with, and is loaded at run time.
+set(_headers cuda_runtime.h)
+if(UNIEP_BUILD_TOOLS)
+  list(APPEND _headers cublas_v2.h)
+endif()
+foreach(_header ${_headers})
+  unset(_found)
+  find_path(_found ${_header} NO_CACHE
+            HINTS ${_cuda_root}/include ${_cuda_root}/targets/x86_64-linux/include)
+  if(NOT _found)
+    uniep_no_cuda("the header ${_header} was not found beside ${UNIEP_NVCC}. "
+                  "Install the whole CUDA toolkit 13.0 or newer")
+  endif()
+endforeach()
+unset(_found)
+find_library(_found cudart_static NO_CACHE
+             HINTS ${_cuda_root} PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib)
+if(NOT _found)
+  uniep_no_cuda("libcudart_static.a was not found beside ${UNIEP_NVCC}. "
+                "Install the whole CUDA toolkit 13.0 or newer")
+endif()
 set(UNIEP_CUDA ON)
 
 # One host compiler for everything; the code for the device is named once, below.

@@ -11,7 +11,7 @@ install(EXPORT uniepTargets NAMESPACE uniep:: DESTINATION ${CMAKE_INSTALL_LIBDIR
 
 # What a program in C needs that links the static library.
 set(UNIEP_LIBS_FOR_C)
-if(NOT BUILD_SHARED_LIBS AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+if(NOT BUILD_SHARED_LIBS AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(UNIEP_LIBS_FOR_C stdc++ m)
 endif()
 

@@ -13,6 +13,13 @@ function(uniep_host_options)
   endif()
 endfunction()
 
+# uniep_export_only(library script): by a version script. Not by LINKER:, which would take the
+# script's path apart at commas.
+function(uniep_export_only library script)
+  target_link_options(${library} PRIVATE "SHELL:-Xlinker \"--version-script=${script}\"")
+  set_property(TARGET ${library} APPEND PROPERTY LINK_DEPENDS ${script})
+endfunction()
+
 # -ffp-contract=off: the numerics contract fixes every rounding, so the compiler may not fuse a
 # multiply and an add on its own; where an FMA is meant, the code says so.
 uniep_host_options(-Wall -Wextra -ffp-contract=off)

@@ -25,7 +25,7 @@ class CommunicatorImpl {
   /// This rank takes no further part: ends the waits of all others, with this sentence.
   virtual void fail(const std::string& sentence) = 0;
 
-  const Usage usage;
+  const Usage usage{};
   CollectiveUse collective_use;
 };
 

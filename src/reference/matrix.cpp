@@ -3,7 +3,11 @@
 #include "base/check.h"
 
 // The oracle's products run in one thread, and are most of what ThreadSanitizer would look at.
+#ifdef __clang__
+#define UNIEP_IN_ONE_THREAD clang::no_sanitize("thread")
+#else
 #define UNIEP_IN_ONE_THREAD gnu::no_sanitize("thread")
+#endif
 
 namespace uniep::reference {
 namespace {

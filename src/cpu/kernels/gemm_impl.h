@@ -209,7 +209,7 @@ inline bool products_are_exact(ExponentRange a, ExponentRange b) {
   return a.min + b.min - 2 * kBias >= -135 && a.max + b.max - 2 * kBias <= 126;
 }
 
-ExponentRange exponents(const float* panel, Index count) {
+[[maybe_unused]] ExponentRange exponents(const float* panel, Index count) {
   std::uint32_t low = ~std::uint32_t{0} >> 1, high = 0;
   for (Index i = 0; i < count; ++i) {
     const std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, panel[i]) & 0x7fffffffu;

@@ -1,8 +1,10 @@
 // The kernels for AVX-512. Compiled with those flags: call nothing here that another translation
 // unit might share (see gemm_impl.h).
 // GCC 12 warns falsely about the undefined vectors inside its own intrinsics (its bug 105593).
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "cpu/kernels/isa.h"

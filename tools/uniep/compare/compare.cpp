@@ -114,7 +114,9 @@ void print_first(const Comparison& c) {
   std::cout << "#\n";
   for (const auto& [tensor, d] : c.tensors) {
     if (!d.first) continue;
-    const auto text = [&](std::uint64_t bits) { return element_text(tensor->dtype, bits); };
+    const auto text = [dtype = tensor->dtype](std::uint64_t bits) {
+      return element_text(dtype, bits);
+    };
     const std::string sentence =
         cat("first of ", shortened(tensor->name, kWidestName), ": ",
             place_text(tensor->name, d.first->index), " is ", text(d.first->a_bits), " in a, ",

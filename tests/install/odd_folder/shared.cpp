@@ -1,0 +1,1 @@
+int shown() { return 1; }
