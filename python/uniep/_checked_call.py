@@ -151,9 +151,9 @@ class CheckedCall(NamedTuple):
         workspace, weights, main = self.workspace, self.weights, self.main
         found = overflow
         if torch.compiler.is_compiling():
-            from ._in_graphs import runs_again
+            from ._in_graphs import may_run_again
 
-            if runs_again():
+            if may_run_again():
                 # What runs again in backward needs its inputs as they were: not the workspace's,
                 # which other calls change meanwhile.
                 found = torch.zeros_like(overflow)

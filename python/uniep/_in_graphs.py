@@ -36,7 +36,14 @@ def _is_in_checkpoint() -> bool:
     return False
 
 
-# Likewise: whether backward will run again what is being traced.
-runs_again = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
-    _is_in_checkpoint
+def _may_run_again() -> bool:
+    """Of what is being traced, in backward: under a checkpoint, or to keep to a memory budget."""
+    from torch._functorch import config
+
+    return config.activation_memory_budget < 1 or _is_in_checkpoint()
+
+
+# Likewise.
+may_run_again = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
+    _may_run_again
 )

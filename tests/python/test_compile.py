@@ -419,6 +419,32 @@ def test_checkpointed_layers_compile(backend, whole):
             assert torch.equal(a, b)
 
 
+def budgeted_step(budget, backend):
+    """Two blocks whose backward computes again what does not fit into the budget of memory."""
+    torch.manual_seed(3)
+    blocks = torch.nn.Sequential()
+    for _ in range(2):
+        layer = uniep.MoELayer(64, 32, 8, 2, max_tokens=24, device="cpu")
+        before = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+        blocks.append(torch.nn.Sequential(before, torch.nn.SiLU(), layer))
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        for block in blocks:
+            block.compile(fullgraph=True, backend=backend)
+        x = torch.randn(24, 64).bfloat16().requires_grad_()
+        blocks(x).float().square().mean().backward()
+    return [t.grad for t in [x, *blocks.parameters()]]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_layers_run_again_to_keep_to_a_budget_of_memory(backend):
+    torch.compiler.reset()
+    wanted = budgeted_step(1, "aot_eager")
+    torch.compiler.reset()
+    found = budgeted_step(0, backend)
+    for a, b in zip(found, wanted, strict=True):
+        assert relative(a, b) < 2e-2 if backend == "inductor" else torch.equal(a, b)
+
+
 def test_shared_weights_put_together_in_a_compiled_checkpoint():
     """As DeepSeek's, whose two shared experts are one twice as wide; inductor chooses layouts."""
     case, shared, wide = make_case(), 2, 64
