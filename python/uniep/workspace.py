@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -301,7 +302,7 @@ class Workspace(OfProcess):
 
     def _create(self, problem: _library.Problem, needs: _library.Needs) -> None:
         """Makes the layer, and the tensors by which ops find it and say what went wrong."""
-        number = next(_ids)
+        number = _number_of(problem, self.group)
         # Not inference tensors, so that a workspace made in inference mode serves training too.
         with torch.inference_mode(False):
             workspace = _aligned(needs.workspace, needs.alignment, self.device)
@@ -538,6 +539,16 @@ def _check_row_pool(row_pool: object, exact_rows: bool) -> None:
         )
     if exact_rows:
         raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
+
+
+def _number_of(problem: _library.Problem, group: Group) -> int:
+    """By which ops find the layer in this process.
+
+    A program of torch.export that another process has saved asks for the number it knew. So the
+    upper half says what the layer computes: that of another one is not found.
+    """
+    layer = bytes(problem) + bytes((group.rank, group.size))
+    return (zlib.crc32(layer) & 0x7FFFFFFF) << 32 | next(_ids)
 
 
 def _check_over_hosts(mesh: HostMesh, num_experts: int, max_tokens: int) -> None:

@@ -495,3 +495,31 @@ def test_what_overflows_in_a_compiled_checkpoint_is_seen():
             out.sum().backward()
             assert own.overflow.tolist() == seen[-1] and out.isnan().all()
         assert seen[0] == seen[1] and seen[0][0] == 1
+
+
+def test_an_exported_program_runs_beside_a_layer_of_its_kind_alone(tmp_path):
+    """In another process, too: an export knows its workspace, not how to make one."""
+    code = (
+        "import sys, torch, uniep\n"
+        "path, activation, what = sys.argv[1:]\n"
+        "torch.manual_seed(1)\n"
+        "layer = uniep.MoELayer(64, 32, 8, 2, device='cpu', activation=activation)\n"
+        "x = torch.randn(16, 64).bfloat16()\n"
+        "out = layer(x)\n"
+        "if what == 'save':\n"
+        "    program = torch.export.export(layer, (x,))\n"
+        "    torch.export.save(program, path)\n"
+        "else:\n"
+        "    program = torch.export.load(path)\n"
+        "assert torch.equal(program.module()(x), out)\n"
+    )
+
+    def run_alone(activation, what):
+        arguments = [sys.executable, "-c", code, str(tmp_path / "layer.pt2"), activation, what]
+        return subprocess.run(arguments, capture_output=True, text=True)
+
+    for what in ("save", "load"):
+        done = run_alone("swiglu", what)
+        assert done.returncode == 0, done.stderr
+    refused = run_alone("geglu", "load")
+    assert "RuntimeError: the workspace of this call is closed" in refused.stderr
