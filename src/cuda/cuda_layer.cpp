@@ -1,6 +1,7 @@
 #include "cuda/cuda_layer.h"
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -112,7 +113,7 @@ class CudaLayer final : public LayerBackend {
   std::vector<TimelineEvent> take_timeline() override;
 
  private:
-  void begin_memory();
+  [[nodiscard]] std::unique_lock<std::mutex> begin_memory();
   template <class Body>
   auto collective(CallPlan plan, const CallOptions& options, const Body& body);
 
@@ -167,10 +168,12 @@ void CudaLayer::start_counters_at(std::uint32_t first_count) {
 }
 
 /// Takes back memory of calls before. Comes before the work of every call, after
-/// CallProtocol::begin.
-void CudaLayer::begin_memory() {
-  if (pool_) pool_->begin_call(calls_.stream(), calls_.captured());
+/// CallProtocol::begin. Other layers' calls that use the row pool, if there is one, wait for the
+/// lock.
+std::unique_lock<std::mutex> CudaLayer::begin_memory() {
   if (calls_.captured()) record_.forget_plan();  // a capture may need its memory
+  if (!pool_) return {};
+  return pool_->begin_call(calls_.stream(), calls_.captured());
 }
 
 /// The frame of every collective call.
@@ -180,7 +183,7 @@ auto CudaLayer::collective(CallPlan plan, const CallOptions& options, const Body
   calls_.begin(plan, options.cuda_stream);
   return calls_.together([&] {
     calls_.streams().require_same_in_threads();
-    begin_memory();
+    const auto pool_turn = begin_memory();
     const DeviceTurn turn(calls_.stream(), this);
     return body();
   });
@@ -332,7 +335,7 @@ void CudaLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   const DeviceScope scope(group_->device());
   calls_.begin({plan_of(saved)}, options.cuda_stream);
   calls_.streams().require_same_in_threads();
-  begin_memory();
+  const auto pool_turn = begin_memory();
   const Schedule& schedule = *options.schedule;
   check_backward_weights(problem(), communicator(), saved, args, schedule, options.memory);
   check_weights_memory(needs_, *saved.data(), args, options.memory);

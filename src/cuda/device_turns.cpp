@@ -24,7 +24,7 @@ DeviceTurns::DeviceTurns() {
   }
 }
 
-DeviceTurns::Last& DeviceTurns::begin(cudaStream_t stream, const void* layer) {
+DeviceTurns::Begun DeviceTurns::begin(cudaStream_t stream, const void* layer) {
   const unsigned long long capture = capture_of(stream);
   const std::lock_guard lock(mutex_);
   Last& last = capture == 0 ? uncaptured_ : captured_;
@@ -32,14 +32,21 @@ DeviceTurns::Last& DeviceTurns::begin(cudaStream_t stream, const void* layer) {
   if (last.layer != nullptr && last.layer != layer && last.stream != stream) {
     check_cuda(cudaStreamWaitEvent(stream, last.done, 0), "make a stream wait");
   }
-  return last;
+  return {last, capture, last.ended};
 }
 
-void DeviceTurns::end(Last& last, cudaStream_t stream, const void* layer) noexcept {
+void DeviceTurns::end(const Begun& begun, cudaStream_t stream, const void* layer) noexcept {
   const std::lock_guard lock(mutex_);
+  Last& last = begun.last;
+  if (last.capture != begun.capture) return;  // of a capture that another one has followed
+  // A call of another thread has ended meanwhile: whoever waits for this one waits for that, too.
+  const bool overtaken = last.ended != begun.ended && last.layer != nullptr;
+  if (overtaken && last.stream != stream) (void)cudaStreamWaitEvent(stream, last.done, 0);
   const bool recorded = cudaEventRecord(last.done, stream) == cudaSuccess;
+  (void)cudaGetLastError();  // whose errors are not known here; a later launch asks for its own
   last.layer = recorded ? layer : nullptr;
   last.stream = stream;
+  ++last.ended;
 }
 
 }  // namespace uniep::cuda

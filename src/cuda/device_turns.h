@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <mutex>
 
 namespace uniep::cuda {
@@ -24,11 +25,18 @@ class DeviceTurns {
     const void* layer = nullptr;  // null: there was none
     cudaStream_t stream = nullptr;
     unsigned long long capture = 0;
+    std::uint64_t ended = 0;  // calls so far
+  };
+  /// What a call finds when it begins.
+  struct Begun {
+    Last& last;
+    unsigned long long capture = 0;
+    std::uint64_t ended = 0;
   };
 
   DeviceTurns();
-  Last& begin(cudaStream_t stream, const void* layer);
-  void end(Last& last, cudaStream_t stream, const void* layer) noexcept;
+  Begun begin(cudaStream_t stream, const void* layer);
+  void end(const Begun& begun, cudaStream_t stream, const void* layer) noexcept;
 
   std::mutex mutex_;
   Last uncaptured_, captured_;
@@ -39,16 +47,16 @@ class DeviceTurns {
 class DeviceTurn {
  public:
   DeviceTurn(cudaStream_t stream, const void* layer)
-      : stream_(stream), layer_(layer), last_(turns_.begin(stream, layer)) {}
+      : stream_(stream), layer_(layer), begun_(turns_.begin(stream, layer)) {}
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
-  ~DeviceTurn() { turns_.end(last_, stream_, layer_); }
+  ~DeviceTurn() { turns_.end(begun_, stream_, layer_); }
 
  private:
   DeviceTurns& turns_ = DeviceTurns::of_device();
   const cudaStream_t stream_;
   const void* const layer_;
-  DeviceTurns::Last& last_;
+  const DeviceTurns::Begun begun_;
 };
 
 }  // namespace uniep::cuda

@@ -41,15 +41,17 @@ DeviceRowPool::DeviceRowPool(const Problem& p, std::int64_t num_pages, int devic
   upload_free_pages(stack(), num_pages);
 }
 
-void DeviceRowPool::begin_call(cudaStream_t stream, bool captured) {
+std::unique_lock<std::mutex> DeviceRowPool::begin_call(cudaStream_t stream, bool captured) {
+  std::unique_lock turn(turn_);
   const std::scoped_lock lock(mutex_);
   calls_.begin_call(stream);
-  if (captured) return;
+  if (captured) return turn;
   for (const Return& r : returns_) {
     check_cuda(launch_return_pages(stack(), r.plan, stream), "launch return_pages");
   }
   // The next user of a plan's memory comes behind this call.
   returns_.clear();
+  return turn;
 }
 
 void DeviceRowPool::return_later(const std::shared_ptr<std::byte>& memory, const DevicePlan& plan) {

@@ -30,8 +30,9 @@ class DeviceRowPool final : public RowPoolData {
   PlanPool for_plans() const { return {stack(), pages, page_bytes(problem), page_shape(problem)}; }
 
   /// Puts what a call of a layer does on `stream` after all calls of others before. Returns pages
-  /// that were to go back; not in a capture, which runs at another time.
-  void begin_call(cudaStream_t stream, bool captured);
+  /// that were to go back; not in a capture, which runs at another time. Calls of other threads
+  /// wait as long as the lock is held: until all that the call does is on the stream.
+  [[nodiscard]] std::unique_lock<std::mutex> begin_call(cudaStream_t stream, bool captured);
 
   /// Returns the plan's pages with the next call. `memory` is the plan's, and held until then.
   void return_later(const std::shared_ptr<std::byte>& memory, const DevicePlan& plan);
@@ -48,6 +49,7 @@ class DeviceRowPool final : public RowPoolData {
 
   const int device_;
   const DeviceArray<std::byte> own_;
+  std::mutex turn_;           // of the call that is being put on a stream
   mutable std::mutex mutex_;  // of all below
   StreamOrder calls_{nullptr};
   std::vector<Return> returns_;

@@ -55,7 +55,7 @@ class MemoryOfCall {
 
   static bool must_be_apart(const Tensor& a, const Tensor& b);
   void note(const char* name, std::span<const std::byte> bytes, Use use) {
-    if (!bytes.empty()) tensors_[count_++] = {name, bytes, use};
+    if (!bytes.empty()) tensors_.at(count_++) = {name, bytes, use};
   }
 
   std::array<Tensor, 32> tensors_{};  // of a backward pass at most 26

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <thread>
 
 #include "cuda/cuda_schedules.h"
 #include "cuda/gpu_group.h"
@@ -138,6 +139,42 @@ TEST_P(CudaPages, ServeOutstandingForwardsOfSeveralLayers) {
       if (const std::string lost = lost_pages(pool); !lost.empty()) return lost;
     }
     return kSame;
+  }));
+}
+
+class CudaPagesOfOneRank : public OnGpus {};
+INSTANTIATE_TEST_SUITE_P(Gpus, CudaPagesOfOneRank, ::testing::Values(1), ranks_name);
+
+/// Layers of one rank may run side by side: what one thread takes, another does not give away.
+TEST_P(CudaPagesOfOneRank, ServeLayersOfTwoThreads) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    const LayerData first = small_layer(c.size());
+    const Problem problem = problem_of(first, c.size());
+    const RowPool pool = pool_of(problem, c, 4 * pages_of_a_plan(problem, c.size()));
+    GpuRank own(first, c);
+    const LayerResult want = own.step(cuda_schedules()[0]);
+    const Stream streams[2];  // which the pool waits for as long as it serves
+    std::string differs[2];
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 2; ++i) {
+      threads.emplace_back([&, &stream = streams[i], &found = differs[i]] {
+        GpuRank paged(first, c, {.cuda_stream = stream.get(), .row_pool = pool});
+        for (int step = 0; step < 100 && found.empty(); ++step) {
+          paged.forget_results();
+          paged.plan();
+          paged.forward(cuda_schedules()[0]);
+          paged.backward_data(cuda_schedules()[0]);
+          paged.backward_weights(cuda_schedules()[0]);
+          found = difference(paged.result(), want);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& found : differs) {
+      if (!found.empty()) return cat(found, " differs");
+    }
+    const std::string lost = lost_pages(pool);
+    return lost.empty() ? kSame : lost;
   }));
 }
 
