@@ -159,7 +159,7 @@ TEST_P(CudaPagesOfOneRank, ServeLayersOfTwoThreads) {
     for (int i = 0; i < 2; ++i) {
       threads.emplace_back([&, &stream = streams[i], &found = differs[i]] {
         GpuRank paged(first, c, {.cuda_stream = stream.get(), .row_pool = pool});
-        for (int step = 0; step < 100 && found.empty(); ++step) {
+        for (int step = 0; step < 300 && found.empty(); ++step) {
           paged.forget_results();
           paged.plan();
           paged.forward(cuda_schedules()[0]);
