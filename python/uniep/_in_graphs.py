@@ -43,7 +43,7 @@ def _may_run_again() -> bool:
     return config.activation_memory_budget < 1 or _is_in_checkpoint()
 
 
-# Likewise.
+# A constant of each graph, as those above.
 may_run_again = torch.compiler.assume_constant_result(  # type: ignore[no-untyped-call]
     _may_run_again
 )

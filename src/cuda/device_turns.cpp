@@ -43,7 +43,7 @@ void DeviceTurns::end(const Begun& begun, cudaStream_t stream, const void* layer
   const bool overtaken = last.ended != begun.ended && last.layer != nullptr;
   if (overtaken && last.stream != stream) (void)cudaStreamWaitEvent(stream, last.done, 0);
   const bool recorded = cudaEventRecord(last.done, stream) == cudaSuccess;
-  (void)cudaGetLastError();  // whose errors are not known here; a later launch asks for its own
+  (void)cudaGetLastError();  // nobody hears of an error of these; a later launch must not find it
   last.layer = recorded ? layer : nullptr;
   last.stream = stream;
   ++last.ended;

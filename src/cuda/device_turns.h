@@ -27,7 +27,7 @@ class DeviceTurns {
     unsigned long long capture = 0;
     std::uint64_t ended = 0;  // calls so far
   };
-  /// What a call finds when it begins.
+  /// What a call finds when it begins; `end` then knows which calls have ended meanwhile.
   struct Begun {
     Last& last;
     unsigned long long capture = 0;
