@@ -96,15 +96,13 @@ class Layer:
 
     def c_forward(self) -> None:
         self.forward_call.stream = self._stream()
-        _library.check(
-            _library.library.uniep_forward(self.workspace._layer, ctypes.byref(self.forward_call))
-        )
+        layer = self.workspace.library_layer.handle
+        _library.check(_library.library.uniep_forward(layer, ctypes.byref(self.forward_call)))
 
     def c_backward(self) -> None:
         self.backward_call.stream = self._stream()
-        _library.check(
-            _library.library.uniep_backward(self.workspace._layer, ctypes.byref(self.backward_call))
-        )
+        layer = self.workspace.library_layer.handle
+        _library.check(_library.library.uniep_backward(layer, ctypes.byref(self.backward_call)))
 
     def forward(self, x: Tensor) -> Tensor:
         return uniep.moe(x, self.ids, self.probs, self.w1, self.w2, workspace=self.workspace)

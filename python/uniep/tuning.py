@@ -322,7 +322,7 @@ def _searched(
 ) -> _TuneResult:
     found = _TuneResult()
     search = getattr(_library.library, name)
-    with workspace._turn() as layer:
+    with workspace.library_layer.turn() as layer:
         _library.check(search(layer, ctypes.byref(call), ctypes.byref(config), ctypes.byref(found)))
     return found
 

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
-import os
-import weakref
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from . import _library
 from ._between_hosts.agreed_faults import AgreedFaults
@@ -20,6 +13,7 @@ from ._between_hosts.agreement import require_same
 from ._between_hosts.crossing import comes_in_waves
 from ._between_hosts.host_mesh import HostMesh
 from ._choices import check_schedule
+from ._library_layer import LibraryLayer
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
@@ -39,12 +33,7 @@ from .row_pool import RowPool
 
 __all__ = ["Workspace", "check_is_workspace"]
 
-_ids = itertools.count(1)
 _PASSES = {"forward": 0, "backward": 1}
-_CLOSED = "the workspace is closed; make another uniep.Workspace"
-
-# Symmetric memory that other ranks may still reach, by the number of its layer.
-_reached_by_others: dict[int, Tensor] = {}
 
 
 class Workspace(OfProcess):
@@ -266,8 +255,19 @@ class Workspace(OfProcess):
         self.plan_bytes = needs.plan
         self.forward_bytes = needs.forward_memory
         self.backward_bytes = needs.backward_memory
-        self._create(problem, needs)
-        self.bytes = self._bytes_of_layer()
+        # It outlives this object, if calls still have its key.
+        self.library_layer = LibraryLayer(
+            self.group,
+            problem,
+            needs,
+            self._shape_of_ops(),
+            schedule=self._schedule,
+            timeout_ms=self._timeout_ms,
+            row_pool=self.row_pool,
+        )
+        self.key = self.library_layer.key
+        self.overflow = self.library_layer.overflow
+        self.bytes = self.library_layer.bytes
         if self.of_shared is not None:
             self.bytes += self.of_shared.bytes
         # None: no mesh.
@@ -300,60 +300,9 @@ class Workspace(OfProcess):
     def _shared_in_pass(self) -> int:
         return self.arithmetic.shared_experts if self.of_shared is None else 0
 
-    def _create(self, problem: _library.Problem, needs: _library.Needs) -> None:
-        """Makes the layer, and the tensors by which ops find it and say what went wrong."""
-        number = _number_of(problem, self.group)
-        # Not inference tensors, so that a workspace made in inference mode serves training too.
-        with torch.inference_mode(False):
-            workspace = _aligned(needs.workspace, needs.alignment, self.device)
-            symmetric = None
-            if _hands_in_symmetric(self.group):
-                symmetric = _aligned(needs.symmetric, needs.alignment, self.device)
-            self.overflow = torch.zeros(2, dtype=torch.int64, device=self.device)
-            self.key = torch.full((1,), number, dtype=torch.int64, device=self.device)
-        if self.device.type == "cuda":
-            # Graphs of inductor then take both where they are, rather than copies.
-            for tensor in (self.key, self.overflow):
-                tensor._dynamo_static_input_type = "guarded"  # type: ignore[attr-defined]
-        config = _library.LayerConfig(
-            timeout_ms=self._timeout_ms,
-            schedule=None if self._schedule is None else self._schedule.encode(),
-            workspace=workspace.data_ptr(),
-            row_pool=None if self.row_pool is None else self.row_pool.handle,
-            erf_since_13_2=int(_has_newer_erf()),
-        )
-        if symmetric is not None:
-            config.symmetric = symmetric.data_ptr()
-            if self.group.size > 1:
-                _reached_by_others[number] = symmetric
-                config.release = _release
-                config.release_context = number
-        layer = ctypes.c_void_p()
-        result = _library.library.uniep_layer_create(
-            self.group.handle, ctypes.byref(problem), ctypes.byref(config), ctypes.byref(layer)
-        )
-        if result != 0:
-            _reached_by_others.pop(number, None)
-        _library.check(result)
-        _library.torch_library.uniep_torch_bind(
-            number, self.key.data_ptr(), layer, self._shape_of_ops()
-        )
-        self._layer, self._number = layer, number
-        pages = None if self.row_pool is None else self.row_pool.memory
-        # With its key, which a call keeps until its backward, the layer outlives this object.
-        self._finalizer = weakref.finalize(
-            self.key, _destroy, number, layer, (workspace, symmetric, pages)
-        )
-
-    def _bytes_of_layer(self) -> int:
-        """Which knows the hosts of its group, for each of which it has a part."""
-        needs = _library.Needs()
-        _library.check(_library.library.uniep_layer_needs(self._layer, 0, ctypes.byref(needs)))
-        return int(needs.workspace + needs.symmetric)
-
-    def _shape_of_ops(self) -> Any:
+    def _shape_of_ops(self) -> tuple[int, ...]:
         """The figures of LayerShape (python/ops/layer_registry.h of the sources), in its order."""
-        return (ctypes.c_int64 * 15)(
+        return (
             self.hidden,
             self.intermediate,
             self.local_experts,
@@ -411,7 +360,7 @@ class Workspace(OfProcess):
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return not self._finalizer.alive
+        return self.library_layer.closed
 
     @property
     def saved_bytes(self) -> int:
@@ -458,7 +407,7 @@ class Workspace(OfProcess):
                 closed then.
         """
         check_whole_or_none(capacity_rows=capacity_rows)
-        self._finalizer()
+        self.library_layer.close()
         self._open(capacity_rows)
 
     def schedule(self, direction: Literal["forward", "backward"] = "forward") -> str:
@@ -469,12 +418,7 @@ class Workspace(OfProcess):
         """
         if direction not in _PASSES:
             raise ValueError(f"direction is '{direction}'; it must be 'forward' or 'backward'")
-        text = ctypes.create_string_buffer(4096)
-        with self._turn() as layer:
-            _library.check(
-                _library.library.uniep_layer_schedule(layer, _PASSES[direction], text, len(text))
-            )
-        return text.value.decode()
+        return self.library_layer.schedule(_PASSES[direction])
 
     def synchronize(self) -> None:
         """Waits until every call is done, and raises what went wrong on the way.
@@ -483,8 +427,7 @@ class Workspace(OfProcess):
             uniep.Error: the error of any rank.
             ValueError: where the workspace is closed.
         """
-        with self._turn() as layer:
-            _library.check(_library.library.uniep_layer_synchronize(layer))
+        self.library_layer.synchronize()
         if self.over_hosts is not None and self.over_hosts.faults is not None:
             self.over_hosts.faults.raise_any()
         if self.of_shared is not None:
@@ -492,26 +435,13 @@ class Workspace(OfProcess):
 
     def close(self) -> None:
         """Lets go of the memory, once calls are done. Closing again does nothing."""
-        self._finalizer()
+        self.library_layer.close()
         if self.of_shared is not None:
             self.of_shared.close()
 
-    @contextmanager
-    def _turn(self) -> Iterator[ctypes.c_void_p]:
-        """The layer, while calls of other threads wait, closing it included."""
-        self.require_open()
-        turn = _library.torch_library.uniep_torch_begin_turn(self._number)
-        if turn is None:
-            raise ValueError(_CLOSED)
-        try:
-            yield self._layer
-        finally:
-            _library.torch_library.uniep_torch_end_turn(turn)
-
     def require_open(self) -> None:
         """Raises ValueError where it is closed."""
-        if self.closed:
-            raise ValueError(_CLOSED)
+        self.library_layer.require_open()
 
     def __enter__(self) -> Workspace:
         return self
@@ -541,16 +471,6 @@ def _check_row_pool(row_pool: object, exact_rows: bool) -> None:
         raise ValueError("exact_rows is True, but row_pool is given; it must be one of them")
 
 
-def _number_of(problem: _library.Problem, group: Group) -> int:
-    """By which ops find the layer in this process.
-
-    A program of torch.export that another process has saved asks for the number it knew. So the
-    upper half says what the layer computes: that of another one is not found.
-    """
-    layer = bytes(problem) + bytes((group.rank, group.size))
-    return (zlib.crc32(layer) & 0x7FFFFFFF) << 32 | next(_ids)
-
-
 def _check_over_hosts(mesh: HostMesh, num_experts: int, max_tokens: int) -> None:
     """Raises ValueError for figures that hosts cannot share."""
     if max_tokens < 1 and mesh.hosts > 1:
@@ -566,42 +486,3 @@ def check_is_workspace(workspace: object) -> None:
     """Raises TypeError for what is no workspace."""
     if not isinstance(workspace, Workspace):
         raise TypeError(f"workspace is a {type(workspace).__name__}; it must be a uniep.Workspace")
-
-
-def _let_go(number: int | None) -> None:
-    _reached_by_others.pop(number or 0, None)
-
-
-_release = _library.Release(_let_go)
-
-
-def _destroy(number: int, layer: ctypes.c_void_p, memory: tuple[object, ...]) -> None:
-    _library.torch_library.uniep_torch_unbind(number)
-    # What went wrong in a call has been, or is no longer of interest: nothing can be done about it.
-    _library.library.uniep_layer_synchronize(layer)
-    _library.library.uniep_layer_destroy(layer)
-    del memory  # only now
-
-
-def _has_newer_erf() -> bool:
-    """Whether PyTorch's erf on GPUs is that of CUDA 13.2 and newer."""
-    version = torch.version.cuda or "0"  # such as "13.2"
-    return tuple(int(part) for part in version.split(".")[:2]) >= (13, 2)
-
-
-def _aligned(count: int, alignment: int, device: torch.device) -> Tensor:
-    whole = torch.empty(count + alignment, dtype=torch.uint8, device=device)
-    begin = -whole.data_ptr() % alignment
-    return whole[begin : begin + count]
-
-
-def _hands_in_symmetric(group: Group) -> bool:
-    if group.size == 1:
-        return True
-    if group.device.type == "cpu":
-        return False  # shared memory between processes, which PyTorch has no allocator for
-    # Memory of expandable segments cannot be mapped into other processes.
-    settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get(
-        "PYTORCH_CUDA_ALLOC_CONF", ""
-    )
-    return "expandable_segments:True" not in settings
