@@ -6,14 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "layout/page_pool.h"
 
 namespace uniep::cpu {
 
 /// What a rank tells the others before a plan: how full the row pool is, then the routing.
 inline std::string plan_message(std::span<const std::int32_t> topk_ids, const PageCount& pool) {
-  return std::string(reinterpret_cast<const char*>(&pool), sizeof(pool))
-      .append(reinterpret_cast<const char*>(topk_ids.data()), topk_ids.size_bytes());
+  return to_bytes(pool).append(reinterpret_cast<const char*>(topk_ids.data()),
+                               topk_ids.size_bytes());
 }
 
 /// What all ranks have told, one after another.

@@ -1,9 +1,9 @@
 #include "group/joining.h"
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/env.h"
 #include "group/host_layout.h"
@@ -22,7 +22,7 @@ std::string environment_card(TcpBootstrap& bootstrap) {
   try {
     (void)env_timeout_ms();
     const EnvironmentCard own{.process = this_process(), .hosts = env_hosts()};
-    return std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + host_id();
+    return to_bytes(own) + host_id();
   } catch (const Error& e) {
     bootstrap.abandon(e.what());
     throw;
@@ -66,12 +66,11 @@ GroupMember join_group(const ProcessEnvironment& environment, int limit_ms) {
   std::vector<std::int32_t> hosts;
   const std::string own = environment_card(*bootstrap);
   for (const std::string& bytes : bootstrap->all_gather(own, "connect", limit_ms)) {
-    ensure(bytes.size() >= sizeof(EnvironmentCard), "a host of ", bytes.size(), " bytes");
-    EnvironmentCard card;
-    std::memcpy(&card, bytes.data(), sizeof(card));
-    processes.push_back(card.process);
-    hosts.push_back(card.hosts);
-    ids.push_back(bytes.substr(sizeof(card)));
+    const auto card = from_bytes<EnvironmentCard>(bytes);
+    ensure(card.has_value(), "a host of ", bytes.size(), " bytes");
+    processes.push_back(card->process);
+    hosts.push_back(card->hosts);
+    ids.push_back(bytes.substr(sizeof(*card)));
   }
   member.layout = layout_of_group(ids, hosts);
   member.ranks_of_machine = ranks_beside(ids, member.rank);

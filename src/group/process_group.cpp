@@ -1,10 +1,10 @@
 #include "group/process_group.h"
 
-#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/env.h"
 #include "base/error_of.h"
@@ -22,16 +22,13 @@ struct SegmentPlace {
   std::uint64_t group;
 };
 
-std::string to_bytes(const SegmentPlace& place) {
-  return {reinterpret_cast<const char*>(&place), sizeof(place)};
-}
-
-/// What all ranks sent, which ran the same code.
-std::vector<SegmentPlace> from_bytes(const std::vector<std::string>& parts) {
+/// What all ranks sent.
+std::vector<SegmentPlace> places_of(const std::vector<std::string>& parts) {
   std::vector<SegmentPlace> places;
   for (const std::string& part : parts) {
-    ensure(part.size() == sizeof(SegmentPlace), "a place of ", part.size(), " bytes");
-    std::memcpy(&places.emplace_back(), part.data(), sizeof(SegmentPlace));
+    const auto place = from_bytes<SegmentPlace>(part);
+    ensure(place.has_value(), "a place of ", part.size(), " bytes");
+    places.push_back(*place);
   }
   return places;
 }
@@ -79,7 +76,7 @@ std::vector<SegmentPlace> tell_places(GroupMember& member, std::shared_ptr<Share
     }
     payload = to_bytes(own);
   };
-  return from_bytes(
+  return places_of(
       agree(*member.bootstrap, member.limit_ms, Stage::kPlan, call, make_board, payload));
 }
 
@@ -237,11 +234,11 @@ std::vector<std::shared_ptr<Heap>> ProcessGroup::share(int rank, const std::shar
   std::string payload;
   const auto find_own = [&] {
     segment = segment_of(*own);
-    payload = to_bytes({.descriptor = segment->descriptor(),
-                        .number = segment->identity().number,
-                        .group = peers_.group});
+    payload = to_bytes(SegmentPlace{.descriptor = segment->descriptor(),
+                                    .number = segment->identity().number,
+                                    .group = peers_.group});
   };
-  const auto places = from_bytes(
+  const auto places = places_of(
       agree(*this, limit_ms, Stage::kPlan, "shared memory of CPU ranks", find_own, payload));
   std::vector<std::shared_ptr<Heap>> all;
   const auto open_all = [&] {

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <optional>
 #include <string>
 #include <vector>
+
+#include "base/bytes.h"
 
 // What the frames of a TcpBootstrap carry.
 
@@ -33,20 +33,6 @@ struct Verdict {
   std::int32_t missing_rank;  // kTimeout
   std::int32_t present;       // kTimeout
 };
-
-template <class T>
-std::string to_bytes(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof(T)};
-}
-
-/// The value at the front of a payload; nothing where the payload is too short.
-template <class T>
-std::optional<T> from_bytes(const std::string& bytes) {
-  if (bytes.size() < sizeof(T)) return std::nullopt;
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  return value;
-}
 
 /// What each rank passed to an all_gather, by rank.
 using Parts = std::vector<std::string>;

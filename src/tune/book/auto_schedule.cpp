@@ -1,13 +1,12 @@
 #include "tune/book/auto_schedule.h"
 
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <tuple>
-#include <type_traits>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "group/agreement.h"
 #include "tune/book/tune_key.h"
@@ -52,19 +51,6 @@ ScheduleChoice look_up(Backend backend, const Problem& problem, const RankLayout
   return book_for(key)->choose(key, problem, this_place(backend));
 }
 
-std::string to_bytes(const LayerSchedules& schedules) {
-  static_assert(std::is_trivially_copyable_v<LayerSchedules>);
-  return {reinterpret_cast<const char*>(&schedules), sizeof schedules};
-}
-
-LayerSchedules from_bytes(const std::string& bytes) {
-  LayerSchedules schedules;
-  ensure(bytes.size() == sizeof schedules, "rank 0 sent ", bytes.size(), " bytes of schedules; ",
-         sizeof schedules, " are accepted");
-  std::memcpy(&schedules, bytes.data(), sizeof schedules);
-  return schedules;
-}
-
 }  // namespace
 
 void read_caches_again() {
@@ -96,7 +82,10 @@ LayerSchedules agree_on_schedules(Bootstrap& bootstrap, int rank, int limit_ms, 
     if (rank == 0) chosen = to_bytes(choose());
   };
   const int second_limit_ms = rank == 0 ? limit_ms : limit_ms + choice_ms;
-  return from_bytes(agree(bootstrap, second_limit_ms, Stage::kPlan, call, choose_first, chosen)[0]);
+  const auto agreed = from_bytes<LayerSchedules>(
+      agree(bootstrap, second_limit_ms, Stage::kPlan, call, choose_first, chosen)[0]);
+  ensure(agreed.has_value(), "rank 0 sent no schedules");
+  return *agreed;
 }
 
 }  // namespace uniep::tune
