@@ -169,7 +169,7 @@ uniep::RoutingPlan plan_of(uniep_layer& l, const uniep_forward_call* call, Forwa
   if (call->allocate == nullptr) return plan;
   // Throws what is wrong with the routing, as a pass would: on all ranks, and once.
   if (call->overflow == nullptr) l.layer.synchronize();
-  f.options.memory = prepared(l, true, [&] {
+  f.options.memory = prepared(l, call, true, [&] {
     uniep::MemoryNeeds needs = l.needs_of(std::min(plan.padded_rows(), l.needs.rows));
     if (l.problem().save == uniep::Save::kTokens) {
       needs.rows_of_x = std::max<std::int64_t>(plan.received_tokens(), 1);
@@ -352,7 +352,7 @@ using namespace uniep::c_api;
 int uniep_forward(uniep_layer* layer, const uniep_forward_call* call) {
   return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
-    Forward f = prepared(*layer, true, [&] { return forward_of(*layer, call); });
+    Forward f = prepared(*layer, call, true, [&] { return forward_of(*layer, call); });
     const uniep::RoutingPlan plan = plan_of(*layer, call, f);
     uniep::Saved saved = layer->layer.forward(plan, f.args, f.options);
     if (call->saved != nullptr) *call->saved = new uniep_saved{std::move(saved)};
@@ -365,7 +365,7 @@ int uniep_backward(uniep_layer* layer, const uniep_backward_call* call) {
   return guarded_of(layer, "layer", [&] {
     const bool collective = call == nullptr || call->part != 2;
     const GroupTurn turn(*layer, collective);
-    Backward b = prepared(*layer, collective, [&] {
+    Backward b = prepared(*layer, call, collective, [&] {
       require_given(call, "call");
       return backward_of(*layer, call);
     });

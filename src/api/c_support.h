@@ -295,13 +295,15 @@ class GroupTurn {
   uniep::CollectiveCall of_group_;
 };
 
-/// What is wrong with this rank's call, the other ranks hear of, too, whatever it throws.
-template <class Prepare>
-auto prepared(uniep_layer& l, bool collective, const Prepare& prepare) {
+/// What is wrong with this rank's `call`, the other ranks hear of, too, whatever it throws.
+template <class Call, class Prepare>
+auto prepared(uniep_layer& l, const Call* call, bool collective, const Prepare& prepare) {
   try {
     return prepare();
   } catch (...) {
-    if (collective) l.layer.backend().refuse_call(uniep::current_error());
+    CallOptions options;
+    if (call != nullptr) options.cuda_stream = call->stream;
+    if (collective) l.layer.backend().refuse_call(uniep::current_error(), options);
     throw;
   }
 }

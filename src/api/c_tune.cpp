@@ -58,7 +58,7 @@ int uniep_tune_forward(uniep_layer* layer, const uniep_forward_call* call,
   return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
     uniep::TuneOptions options;
-    Forward f = prepared(*layer, true, [&] {
+    Forward f = prepared(*layer, call, true, [&] {
       require_given(result, "result");
       Forward of_call = forward_of(*layer, call);
       options = tune_options(config, of_call.options);
@@ -75,7 +75,7 @@ int uniep_tune_backward(uniep_layer* layer, const uniep_backward_call* call,
   return guarded_of(layer, "layer", [&] {
     const GroupTurn turn(*layer);
     uniep::TuneOptions options;
-    Backward b = prepared(*layer, true, [&] {
+    Backward b = prepared(*layer, call, true, [&] {
       require_given(result, "result");
       require_given(call, "call");
       require(part_of(call) == Part::kWhole, ErrorCode::kInvalidArgument, "part is ", call->part,

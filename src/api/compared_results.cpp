@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "layer/expert_places.h"
+#include "uniep/error.h"
 
 #ifdef UNIEP_HAS_CUDA
 #include <cuda_runtime_api.h>
@@ -19,11 +20,11 @@ namespace {
 // What is done to the caller's memory on the host or the device. On the device each waits until it
 // is done, for any stream: streams that do not wait for the default one would not wait for it.
 
-/// Waits until what the caller has put on any stream is done: gradients may still be written.
-void wait_for_caller(Backend backend) {
+/// Waits until what is on any stream is done: gradients may still be written.
+void wait_for_device(Backend backend) {
 #ifdef UNIEP_HAS_CUDA
   if (backend == Backend::kCuda) {
-    cuda::check_cuda(cudaDeviceSynchronize(), "wait for the caller's work");
+    cuda::check_cuda(cudaDeviceSynchronize(), "wait for the device");
   }
 #endif
   (void)backend;
@@ -92,13 +93,14 @@ void ComparedResults::add(const WeightGrad& grad) {
 }
 
 void ComparedResults::hold() {
-  wait_for_caller(backend_);
+  wait_for_device(backend_);
   for (Tensor& t : tensors_) {
     t.expected.reserve(t.bytes.size());
     if (!t.added_to) continue;
     t.before.resize(t.bytes.size());
     copy_to_host(backend_, t.before, t.bytes.data());
   }
+  held_ = true;
 }
 
 void ComparedResults::prepare() {
@@ -137,8 +139,18 @@ std::int64_t ComparedResults::count_differing() const {
 }
 
 void ComparedResults::restore() {
+  held_ = false;
   for (const Tensor& t : tensors_) {
     if (t.added_to) copy_from_host(backend_, t.bytes, t.before.data());
+  }
+}
+
+ComparedResults::~ComparedResults() {
+  if (!held_) return;
+  try {
+    wait_for_device(backend_);  // a pass that failed may not have ended
+    restore();
+  } catch (const Error&) {  // what failed first is on its way to the caller
   }
 }
 

@@ -15,6 +15,10 @@ namespace uniep {
 class ComparedResults {
  public:
   explicit ComparedResults(Backend backend) : backend_(backend) {}
+  ComparedResults(const ComparedResults&) = delete;
+  ComparedResults& operator=(const ComparedResults&) = delete;
+  /// Restores, if that can still be done, what was held and is not restored.
+  ~ComparedResults();
 
   /// A tensor that a pass overwrites.
   template <class T>
@@ -49,6 +53,7 @@ class ComparedResults {
 
   Backend backend_;
   std::vector<Tensor> tensors_;
+  bool held_ = false;
 };
 
 }  // namespace uniep

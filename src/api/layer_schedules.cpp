@@ -32,6 +32,7 @@ std::array<Schedule, 2> agree_on_layer_schedules(const Problem& problem,
     constexpr double kSkew = 0;
     return tune::look_up_schedules(communicator.backend(), problem, communicator.layout(), kSkew);
   };
+  const auto on_device = communicator.impl()->use_device();  // whose schedules are looked up
   const tune::LayerSchedules agreed =
       tune::agree_on_schedules(communicator.impl()->bootstrap(), communicator.rank(),
                                wait_limit_ms(options), choice_ms, call, choose);

@@ -1,15 +1,14 @@
 #include "uniep/tune.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "api/compared_results.h"
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/quantile.h"
 #include "group/agreement.h"
@@ -166,8 +165,7 @@ struct Figures {
   int rounds = 0, candidates = 0, rejected = 0;
 };
 
-std::string to_bytes(const tune::TuneOutcome& out) {
-  static_assert(std::is_trivially_copyable_v<Figures>);
+std::string message_of(const tune::TuneOutcome& out) {
   const tune::TunedCandidate& chosen = *out.chosen;
   const Figures f{.schedule = chosen.schedule,
                   .seconds = median(chosen.seconds),
@@ -182,15 +180,14 @@ std::string to_bytes(const tune::TuneOutcome& out) {
                   .rejected = static_cast<int>(out.rejected.size())};
   std::string problems;
   for (const std::string& p : out.problems) problems += (problems.empty() ? "" : "; ") + p;
-  std::string bytes(reinterpret_cast<const char*>(&f), sizeof f);
-  return bytes + chosen.why + '\0' + problems;
+  return to_bytes(f) + chosen.why + '\0' + problems;
 }
 
-TuneResult from_bytes(const std::string& bytes) {
-  Figures f;
-  ensure(bytes.size() > sizeof f, "rank 0 sent ", bytes.size(), " bytes of what it found");
-  std::memcpy(&f, bytes.data(), sizeof f);
-  const std::string texts = bytes.substr(sizeof f);
+TuneResult result_of(const std::string& message) {
+  const auto figures = from_bytes<Figures>(message);
+  ensure(figures.has_value(), "rank 0 sent ", message.size(), " bytes of what it found");
+  const Figures& f = *figures;
+  const std::string texts = message.substr(sizeof f);
   const std::size_t end = texts.find('\0');
   return {.schedule = f.schedule,
           .seconds = f.seconds,
@@ -247,16 +244,18 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   const Communicator& member = layer.communicator();
   member.impl()->usage.require_own_process();
   const CollectiveCall call(*member.impl());
+  const auto on_device = member.impl()->use_device();
   Bootstrap& bootstrap = member.impl()->bootstrap();
   const int limit_ms = layer.backend().limit_ms();
   const Problem& problem = layer.problem();
   const bool leads = member.rank() == 0;
-  const tune::TuneKey key = tune::tune_key(member.backend(), problem, member.layout(),
-                                           problem.max_tokens, options.skew, pass);
+  tune::TuneKey key;
   tune::TuneSettings settings;
   std::optional<RoutingPlan> plan;
   ComparedResults results(member.backend());
   agree(bootstrap, limit_ms, Stage::kPlan, call_text(pass, options), [&] {
+    key = tune::tune_key(member.backend(), problem, member.layout(), problem.max_tokens,
+                         options.skew, pass);
     settings = settings_of(options, problem, key, leads);
     plan = plan_of();
     throw_if_any(plan->data().fault, problem,
@@ -265,7 +264,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
     results.hold();
   });
 
-  const std::vector<std::int32_t> ids = ids_of_all(Gatherer(bootstrap), *plan);
+  const std::vector<std::int32_t> ids = ids_of_all(Gatherer(bootstrap, limit_ms), *plan);
   const auto tokens = plan->tokens_per_rank();
   const tune::TuneSubject subject{.problem = problem,
                                   .key = key,
@@ -277,7 +276,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   std::exception_ptr error;
   if (leads) {
     try {
-      found = to_bytes(search(subject, settings, passes));
+      found = message_of(search(subject, settings, passes));
     } catch (...) {
       if (passes.failed()) throw;
       error = std::current_exception();
@@ -286,12 +285,12 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
   } else {
     passes.follow();
   }
+  results.restore();
   const auto report = [&] {
     if (error) std::rethrow_exception(error);
   };
-  results.restore();
-  return from_bytes(agree(bootstrap, tune::limit_of_search_ms(limit_ms, member.rank()),
-                          Stage::kPlan, "tune", report, found)[0]);
+  return result_of(agree(bootstrap, tune::limit_of_search_ms(limit_ms, member.rank()), Stage::kPlan,
+                         "tune", report, found)[0]);
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class CpuLayer final : public LayerBackend {
                      const CallOptions& options) override;
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                         const CallOptions& options) override;
-  [[noreturn]] void refuse_call(const Error& error) override;
+  [[noreturn]] void refuse_call(const Error& error, const CallOptions& options) override;
 
   const Problem& problem() const override { return problem_; }
   int limit_ms() const override { return timeout_ms_; }
@@ -392,7 +392,7 @@ void CpuLayer::backward_weights(Saved& saved, const BackwardWeightsArgs& args,
   if (ends_pages(*saved.data(), PassPart::kWeights, options)) saved.data()->lease->give_back();
 }
 
-void CpuLayer::refuse_call(const Error& error) {
+void CpuLayer::refuse_call(const Error& error, const CallOptions& /*options*/) {
   agree(comm_, timeout_ms_, Stage::kEnter, "", [&] { throw error; });
   throw error;  // not reached: a rank that refuses makes all throw
 }

@@ -25,7 +25,7 @@ Refusal read_refusal(const Refusal* from) {
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
   cudaError_t result = cudaMemcpyAsync(&refusal, from, sizeof(refusal), cudaMemcpyDefault, stream);
   if (result == cudaSuccess) result = cudaStreamSynchronize(stream);
-  (void)cudaStreamDestroy(stream);
+  ignore_cuda(cudaStreamDestroy(stream));
   check_cuda(result, "read why a rank refused");
   return refusal;
 }
@@ -89,7 +89,7 @@ void CallProtocol::tell_all(const Error& error) const {
   for (int r = 0; r < group_.size(); ++r) calls.by_rank[r] = group_.call_state(r);
   // If the device fails, peers' waits expire: there is nothing left to tell them by.
   if (launch_refuse(calls, group_.rank(), refusal, stream()) == cudaSuccess) {
-    (void)cudaStreamSynchronize(stream());
+    ignore_cuda(cudaStreamSynchronize(stream()));
   }
 }
 

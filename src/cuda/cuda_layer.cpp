@@ -103,7 +103,7 @@ class CudaLayer final : public LayerBackend {
                      const CallOptions& options) override;
   void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                         const CallOptions& options) override;
-  [[noreturn]] void refuse_call(const Error& error) override;
+  [[noreturn]] void refuse_call(const Error& error, const CallOptions& options) override;
   void synchronize() override;
 
   const Problem& problem() const override { return group_->problem(); }
@@ -189,8 +189,8 @@ auto CudaLayer::collective(CallPlan plan, const CallOptions& options, const Body
   });
 }
 
-void CudaLayer::refuse_call(const Error& error) {
-  collective({}, {}, [&] { throw error; });
+void CudaLayer::refuse_call(const Error& error, const CallOptions& options) {
+  collective({}, options, [&] { throw error; });
   throw error;  // not reached
 }
 

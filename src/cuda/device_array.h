@@ -53,7 +53,7 @@ class DeviceArray {
   ~DeviceArray() {
     if (data_ == nullptr) return;      // even of nothing, cudaFree ends a graph capture in failure
     const DeviceScope scope(device_);  // of a thread that has used none, it would begin to use 0
-    cudaFree(data_);
+    ignore_cuda(cudaFree(data_));
   }
 
   T* data() const { return data_; }

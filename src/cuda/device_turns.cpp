@@ -18,27 +18,36 @@ DeviceTurns& DeviceTurns::of_device() {
   return *turns;
 }
 
-DeviceTurns::DeviceTurns() {
-  for (Last* last : {&uncaptured_, &captured_}) {
-    check_cuda(cudaEventCreateWithFlags(&last->done, cudaEventDisableTiming), "create an event");
+DeviceTurns::Last& DeviceTurns::last_of(unsigned long long capture) {
+  // Nobody says when a capture has ended; so many are not under way at a time. Numbers grow.
+  constexpr std::size_t kMostCaptures = 16;
+  Last& last = last_[capture];
+  if (last.done != nullptr) return last;
+  check_cuda(cudaEventCreateWithFlags(&last.done, cudaEventDisableTiming), "create an event");
+  if (last_.size() > 1 + kMostCaptures) {
+    auto oldest = last_.upper_bound(0);
+    if (oldest->first == capture) ++oldest;
+    ignore_cuda(cudaEventDestroy(oldest->second.done));
+    last_.erase(oldest);
   }
+  return last;
 }
 
 DeviceTurns::Begun DeviceTurns::begin(cudaStream_t stream, const void* layer) {
   const unsigned long long capture = capture_of(stream);
   const std::lock_guard lock(mutex_);
-  Last& last = capture == 0 ? uncaptured_ : captured_;
-  if (last.capture != capture) last = {.done = last.done, .capture = capture};
+  const Last& last = last_of(capture);
   if (last.layer != nullptr && last.layer != layer && last.stream != stream) {
     check_cuda(cudaStreamWaitEvent(stream, last.done, 0), "make a stream wait");
   }
-  return {last, capture, last.ended};
+  return {capture, last.ended};
 }
 
 void DeviceTurns::end(const Begun& begun, cudaStream_t stream, const void* layer) noexcept {
   const std::lock_guard lock(mutex_);
-  Last& last = begun.last;
-  if (last.capture != begun.capture) return;  // of a capture that another one has followed
+  const auto found = last_.find(begun.capture);
+  if (found == last_.end()) return;  // many captures have begun meanwhile
+  Last& last = found->second;
   // A call of another thread has ended meanwhile: whoever waits for this one waits for that, too.
   const bool overtaken = last.ended != begun.ended && last.layer != nullptr;
   if (overtaken && last.stream != stream) (void)cudaStreamWaitEvent(stream, last.done, 0);

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 
 namespace uniep::cuda {
@@ -19,27 +20,27 @@ class DeviceTurns {
  private:
   friend class DeviceTurn;
 
-  /// The last call; apart from others, the last one that the capture at hand has captured.
+  /// The last of some calls.
   struct Last {
     cudaEvent_t done = nullptr;
     const void* layer = nullptr;  // null: there was none
     cudaStream_t stream = nullptr;
-    unsigned long long capture = 0;
     std::uint64_t ended = 0;  // calls so far
   };
   /// What a call finds when it begins; `end` then knows which calls have ended meanwhile.
   struct Begun {
-    Last& last;
     unsigned long long capture = 0;
     std::uint64_t ended = 0;
   };
 
-  DeviceTurns();
   Begun begin(cudaStream_t stream, const void* layer);
   void end(const Begun& begun, cudaStream_t stream, const void* layer) noexcept;
+  Last& last_of(unsigned long long capture);
 
   std::mutex mutex_;
-  Last uncaptured_, captured_;
+  /// By the number of the capture, in which calls are in order among themselves; 0: of those that
+  /// run at once.
+  std::map<unsigned long long, Last> last_;
 };
 
 /// While a call of `layer` is put on its stream: behind those of other layers. What one layer has

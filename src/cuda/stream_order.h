@@ -25,8 +25,8 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
   ~StreamOrder() {
-    cudaEventDestroy(of_calls_);
-    cudaEventDestroy(of_captures_);
+    ignore_cuda(cudaEventDestroy(of_calls_));
+    ignore_cuda(cudaEventDestroy(of_captures_));
   }
 
   /// A call is about to be put on the stream that it `named`.

@@ -21,6 +21,8 @@ class CommunicatorImpl {
   virtual RankLayout layout() const = 0;
   virtual Backend backend() const = 0;
   virtual Bootstrap& bootstrap() = 0;
+  /// While what this returns lives, the device of this rank, if it has one, is this thread's.
+  virtual std::shared_ptr<void> use_device() const { return nullptr; }
 
   /// This rank takes no further part: ends the waits of all others, with this sentence.
   virtual void fail(const std::string& sentence) = 0;

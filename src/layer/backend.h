@@ -22,7 +22,8 @@ class LayerBackend {
   virtual void backward_weights(Saved& saved, const BackwardWeightsArgs& args,
                                 const CallOptions& options) = 0;
   /// In place of a collective call that this rank cannot even begin: tells the others, and throws.
-  [[noreturn]] virtual void refuse_call(const Error& error) = 0;
+  /// `options`: of that call, as far as they are known.
+  [[noreturn]] virtual void refuse_call(const Error& error, const CallOptions& options) = 0;
   virtual const Problem& problem() const = 0;
   virtual int limit_ms() const = 0;  ///< LayerOptions::timeout_ms, or what stands for it
   virtual const Communicator& communicator() const = 0;

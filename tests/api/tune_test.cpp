@@ -319,5 +319,21 @@ TEST(ComparedResults, SeeEveryWrongBit) {
   EXPECT_EQ(added_to, std::vector<float>(3, 2.0f));
 }
 
+/// A search that fails ends without `restore`.
+TEST(ComparedResults, RestoreGradientsWhenTheyEnd) {
+  for (const bool restored : {false, true}) {
+    std::vector<float> added_to(3, 2.0f);
+    {
+      ComparedResults results(Backend::kCpu);
+      results.add(WeightGrad(std::span(added_to)));
+      results.hold();
+      added_to.assign(3, 7.0f);
+      if (restored) results.restore();
+      if (restored) added_to.assign(3, 5.0f);  // by the caller, afterwards
+    }
+    EXPECT_EQ(added_to, std::vector<float>(3, restored ? 5.0f : 2.0f)) << restored;
+  }
+}
+
 }  // namespace
 }  // namespace uniep::testing

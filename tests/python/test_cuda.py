@@ -335,8 +335,12 @@ def test_a_step_in_a_graph_keeps_its_plan_in_a_row_pool() -> None:
     with torch.cuda.stream(side):
         step(case, workspace=own)
     torch.cuda.synchronize()
+    unused = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own)
+    del unused  # whose pages go back with the next call
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
+        with pytest.raises(ValueError, match="schedule"):
+            step(case, workspace=own, schedule="no_such_axis=1")  # refused, and all else goes on
         found = step(case, workspace=own)
     for _ in range(2):
         out = uniep.moe(other.x, other.ids, other.probs, other.w1, other.w2, workspace=own)

@@ -21,4 +21,10 @@ inline void check_cuda(cudaError_t result, const std::string& what) {
   check_cuda(result, what.c_str());
 }
 
+/// Of a call whose failure changes nothing, since all is ending or another error is on its way: a
+/// later look does not find it.
+inline void ignore_cuda(cudaError_t result) {
+  if (result != cudaSuccess) (void)cudaGetLastError();
+}
+
 }  // namespace uniep::cuda

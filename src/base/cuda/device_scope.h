@@ -12,16 +12,16 @@ namespace uniep::cuda {
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
-    (void)cudaGetDevice(&before_);
+    ignore_cuda(cudaGetDevice(&before_));
     // Even of the device that is current: a thread that has used none yet, such as one that runs a
     // backward pass, has no context for the driver's functions before this.
-    (void)cudaSetDevice(device);
+    ignore_cuda(cudaSetDevice(device));
     device_ = device;
   }
   /// A thread that has used no device yet says that its current one is 0. To make that current
   /// would take some hundred megabytes of a GPU that other processes use.
   ~DeviceScope() {
-    if (before_ != device_ && has_context(before_)) (void)cudaSetDevice(before_);
+    if (before_ != device_ && has_context(before_)) ignore_cuda(cudaSetDevice(before_));
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

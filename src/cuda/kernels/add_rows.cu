@@ -3,6 +3,7 @@
 #include "cuda/add_rows.h"
 #include "cuda/device/token_sums.cuh"
 #include "cuda/device/warp.cuh"
+#include "cuda/kernels/start_kernel.h"
 #include "uniep/problem.h"
 
 namespace uniep::cuda {
@@ -55,8 +56,9 @@ __global__ void __launch_bounds__(kAddThreads)
 }  // namespace
 
 cudaError_t launch_add_rows(const RowSums& sums, cudaStream_t stream) {
-  add_rows_kernel<<<static_cast<unsigned>(sums.tokens), kAddThreads, 0, stream>>>(sums);
-  return cudaGetLastError();
+  return launch_kernel(add_rows_kernel,
+                       {.ctas = static_cast<int>(sums.tokens), .threads = kAddThreads}, stream,
+                       sums);
 }
 
 }  // namespace uniep::cuda

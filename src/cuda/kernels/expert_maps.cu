@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kMapThreads)
 cudaError_t prepare_expert_maps() { return load_kernel(expert_maps_kernel); }
 
 cudaError_t launch_expert_maps(const ExpertMapsArgs& args, cudaStream_t stream) {
-  expert_maps_kernel<<<static_cast<unsigned>(args.count), kMapThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch_kernel(expert_maps_kernel, {.ctas = args.count, .threads = kMapThreads}, stream,
+                       args);
 }
 
 }  // namespace uniep::cuda

@@ -19,8 +19,8 @@ cudaError_t prepare_fault_fill() { return load_kernel(fault_fill_kernel); }
 
 cudaError_t launch_fault_fill(const PlanStatus* plan, const FaultFill& fill, int ctas,
                               cudaStream_t stream) {
-  fault_fill_kernel<<<static_cast<unsigned>(ctas), kFillThreads, 0, stream>>>(plan, fill);
-  return cudaGetLastError();
+  return launch_kernel(fault_fill_kernel, {.ctas = ctas, .threads = kFillThreads}, stream, plan,
+                       fill);
 }
 
 }  // namespace uniep::cuda

@@ -24,8 +24,8 @@ cudaError_t prepare_refuse() { return load_kernel(refuse_kernel); }
 
 cudaError_t launch_refuse(const CallStates& calls, int rank, const Refusal& refusal,
                           cudaStream_t stream) {
-  refuse_kernel<<<static_cast<unsigned>(calls.num_ranks), 1, 0, stream>>>(calls, rank, refusal);
-  return cudaGetLastError();
+  return launch_kernel(refuse_kernel, {.ctas = calls.num_ranks, .threads = 1}, stream, calls, rank,
+                       refusal);
 }
 
 }  // namespace uniep::cuda

@@ -27,8 +27,8 @@ cudaError_t prepare_return_pages() { return load_kernel(return_pages_kernel); }
 
 cudaError_t launch_return_pages(const PageStack& stack, const DevicePlan& plan,
                                 cudaStream_t stream) {
-  return_pages_kernel<<<1, kReturnThreads, 0, stream>>>(stack, plan.pages, plan.num_pages);
-  return cudaGetLastError();
+  return launch_kernel(return_pages_kernel, {.ctas = 1, .threads = kReturnThreads}, stream, stack,
+                       plan.pages, plan.num_pages);
 }
 
 }  // namespace uniep::cuda

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <type_traits>
 
 namespace uniep::cuda {
 
@@ -36,14 +37,29 @@ struct LaunchSize {
   std::size_t shared_bytes = 0;  // dynamic
 };
 
-template <class... Args>
-cudaError_t launch_kernel(void (*kernel)(Args...), const LaunchSize& size,
-                          cudaLaunchAttribute attribute, cudaStream_t stream, const Args&... args) {
+inline cudaLaunchConfig_t launch_config(const LaunchSize& size, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(size.ctas));
   config.blockDim = dim3(static_cast<unsigned>(size.threads));
   config.dynamicSmemBytes = size.shared_bytes;
   config.stream = stream;
+  return config;
+}
+
+// Each returns the error of this launch; one that the caller's own launches have left stays theirs.
+
+template <class... Args>
+cudaError_t launch_kernel(void (*kernel)(Args...), const LaunchSize& size, cudaStream_t stream,
+                          const std::type_identity_t<Args>&... args) {
+  const cudaLaunchConfig_t config = launch_config(size, stream);
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <class... Args>
+cudaError_t launch_kernel(void (*kernel)(Args...), const LaunchSize& size,
+                          cudaLaunchAttribute attribute, cudaStream_t stream,
+                          const std::type_identity_t<Args>&... args) {
+  cudaLaunchConfig_t config = launch_config(size, stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, args...);

@@ -23,7 +23,7 @@ class CallerMapping final : public SymmetricMemory::Mapping {
   ~CallerMapping() override {
     const DeviceScope scope(device_);
     // Errors would say that the context is broken or a peer is gone: there is nothing left to do.
-    (void)cudaDeviceSynchronize();
+    ignore_cuda(cudaDeviceSynchronize());
     if (!release) release = [] {};
     if (words_) {
       words_->tell_peers();

@@ -27,11 +27,16 @@ RankGpu use_device(int device) {
 
 /// A launcher may show each process one GPU alone, which is then device 0 of all. Whether these are
 /// different ones, their UUIDs say.
-GroupMember with_sharing(GroupMember member) {
+void set_sharing(GroupMember& member) {
   member.share_device = member.share_device || env_share_device();
   const int seen = device_count();
   if (member.share_device || seen == 1) member.device = device_of(member.device, seen);
-  return member;
+}
+
+/// What ranks say of sharing, whether or not it can be read.
+std::string text_of_sharing(const GroupMember& member) {
+  const std::string wanted = env_text("UNIEP_SHARE_DEVICE").value_or("0");
+  return member.share_device || wanted != "0" ? "that may share GPUs" : "with a GPU each";
 }
 
 /// The device of this process that has the UUID; -1 where it sees none.
@@ -60,12 +65,13 @@ void require_atomics(const GroupMember& member, const std::vector<RankGpu>& gpus
   }
 }
 
-/// Collective: makes a member's device this thread's, and returns how many GPUs the group has.
-int use_devices(const GroupMember& member) {
-  const std::string call = cat("CUDA communicator of ranks ",
-                               member.share_device ? "that may share GPUs" : "with a GPU each");
+/// Collective: decides on a member's device and makes it this thread's. Returns how many GPUs the
+/// group has.
+int use_devices(GroupMember& member) {
+  const std::string call = cat("CUDA communicator of ranks ", text_of_sharing(member));
   std::vector<RankGpu> gpus;
   for (const std::string& bytes : together(*member.bootstrap, member.limit_ms, call, [&] {
+         set_sharing(member);
          if (member.processes) {
            member.processes->require_complete();
          }
@@ -84,7 +90,11 @@ int use_devices(const GroupMember& member) {
 }  // namespace
 
 CudaCommunicator::CudaCommunicator(GroupMember member)
-    : member_(with_sharing(std::move(member))), gpus_(use_devices(member_)) {}
+    : member_(std::move(member)), gpus_(use_devices(member_)) {}
+
+std::shared_ptr<void> CudaCommunicator::use_device() const {
+  return std::make_shared<DeviceScope>(member_.device);
+}
 
 CudaCommunicator::~CudaCommunicator() { free_released_memory(); }
 

@@ -28,6 +28,7 @@ class CudaCommunicator final : public CommunicatorImpl {
   int device() const { return member_.device; }
   int gpus() const { return gpus_; }  ///< of the group; fewer than `size` where ranks share some
   Bootstrap& bootstrap() override { return *member_.bootstrap; }
+  std::shared_ptr<void> use_device() const override;
   void fail(const std::string& sentence) override { member_.bootstrap->abandon(sentence); }
 
   /// Collective: zeroed memory of this size on every rank, mapped on all ranks; the caller's, where
@@ -36,7 +37,7 @@ class CudaCommunicator final : public CommunicatorImpl {
                                                     const CallerMemory& caller = {});
 
  private:
-  const GroupMember member_;
+  GroupMember member_;
   const int gpus_;
 };
 

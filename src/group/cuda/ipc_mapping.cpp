@@ -33,10 +33,10 @@ class IpcMapping final : public SymmetricMemory::Mapping {
   ~IpcMapping() override {
     const DeviceScope scope(device_);
     // Errors would say that the context is broken or a peer is gone: there is nothing left to do.
-    (void)cudaDeviceSynchronize();
+    ignore_cuda(cudaDeviceSynchronize());
     peers_.clear();
     std::function<void()> free = std::exchange(release, {});
-    if (!callers_) free = [memory = memory_] { (void)cudaFree(memory); };
+    if (!callers_) free = [memory = memory_] { ignore_cuda(cudaFree(memory)); };
     if (!free) free = [] {};
     if (shared_) {
       words_->tell_peers();

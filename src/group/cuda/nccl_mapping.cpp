@@ -25,7 +25,7 @@ class NcclMapping final : public SymmetricMemory::Mapping {
   ~NcclMapping() override {
     const DeviceScope scope(device_);
     // Errors would say that the context is broken or a peer is gone: there is nothing left to do.
-    (void)cudaDeviceSynchronize();  // passes may still use the memory
+    ignore_cuda(cudaDeviceSynchronize());  // passes may still use the memory
     if (window_ != nullptr) (void)nccl_.window_deregister(comm_, window_);
     if (comm_ != nullptr) (void)nccl_.abort(comm_);
     if (memory_ != nullptr) (void)nccl_.mem_free(memory_);

@@ -48,7 +48,7 @@ class Pages {
     try {
       whole = export_part(memory, kIpcBlock);
     } catch (...) {
-      (void)cudaFree(memory);
+      ignore_cuda(cudaFree(memory));
       throw;
     }
     for (std::int64_t i = kSlotsOfPage - 1; i >= 0; --i) {
@@ -115,9 +115,10 @@ void ReleaseWords::tell_peers() {
   for (const MappedPart& peer : peers_) {
     if (peer.address() == nullptr) continue;
     // An error would say that the context is broken: then nobody can be told.
-    (void)cudaMemset(static_cast<std::uint32_t*>(peer.address()) + rank_, 1, sizeof(std::uint32_t));
+    ignore_cuda(
+        cudaMemset(static_cast<std::uint32_t*>(peer.address()) + rank_, 1, sizeof(std::uint32_t)));
   }
-  (void)cudaDeviceSynchronize();
+  ignore_cuda(cudaDeviceSynchronize());
   peers_.clear();
 }
 

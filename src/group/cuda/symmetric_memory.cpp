@@ -16,11 +16,11 @@ class LocalMapping final : public SymmetricMemory::Mapping {
     if (memory_ != nullptr) return;
     check_cuda(cudaMalloc(&memory_, static_cast<std::size_t>(bytes)),
                cat("allocate ", bytes, " bytes"));
-    release = [memory = memory_] { (void)cudaFree(memory); };
+    release = [memory = memory_] { ignore_cuda(cudaFree(memory)); };
   }
   ~LocalMapping() override {
     const DeviceScope scope(device_);
-    (void)cudaDeviceSynchronize();
+    ignore_cuda(cudaDeviceSynchronize());
     if (release) release();
   }
   void* local() const override { return memory_; }
@@ -102,12 +102,13 @@ std::unique_ptr<SymmetricMemory::Mapping> make_mapping(const SymmetricRequest& r
     return caller.peers.empty() ? std::make_unique<LocalMapping>(request.bytes, caller.local)
                                 : make_caller_mapping(request);
   }
-  std::string kind = env_symmetric_memory();
+  std::string kind;
   together(request.bootstrap, request.limit_ms,
-           cat("symmetric memory of ", request.bytes, " bytes (UNIEP_SYMMETRIC_MEMORY=", kind, ")",
-               text_of(caller)),
+           cat("symmetric memory of ", request.bytes, " bytes (UNIEP_SYMMETRIC_MEMORY=",
+               env_text("UNIEP_SYMMETRIC_MEMORY").value_or("auto"), ")", text_of(caller)),
            [&] {
              require_usable(caller, request.rank, request.size);
+             kind = env_symmetric_memory();
              if (caller.peers.empty()) kind = kind_for(request, kind);
              return std::string();
            });
