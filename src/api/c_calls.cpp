@@ -132,7 +132,7 @@ Forward forward_of(uniep_layer& l, const uniep_forward_call* call) {
   require_given(call, "call");
   const std::int64_t t = l.tokens(call->tokens);
   const uniep::Problem& p = l.problem();
-  const uniep_layer::Sizes n = l.sizes();
+  const uniep::WeightSizes n = l.sizes();
   const bool shared = p.shared_experts > 0;
   Forward f;
   f.topk_ids = elements<const std::int32_t>(call->topk_ids, t * p.topk, "topk_ids");
@@ -244,7 +244,7 @@ void set_pooled(const uniep_layer& l, const uniep_backward_call* call, Backward&
 /// Sets the arguments of the first part of a pass.
 void set_data(const uniep_layer& l, const uniep_backward_call* call, std::int64_t t, Backward& b) {
   const uniep::Problem& p = l.problem();
-  const uniep_layer::Sizes n = l.sizes();
+  const uniep::WeightSizes n = l.sizes();
   const bool shared = p.shared_experts > 0;
   b.data = {
       .dy = elements<const bf16>(call->dy, t * p.hidden, "dy"),
@@ -267,7 +267,7 @@ void set_data(const uniep_layer& l, const uniep_backward_call* call, std::int64_
 void set_weights(const uniep_layer& l, const uniep_backward_call* call, std::int64_t t,
                  Backward& b) {
   const uniep::Problem& p = l.problem();
-  const uniep_layer::Sizes n = l.sizes();
+  const uniep::WeightSizes n = l.sizes();
   const bool shared = p.shared_experts > 0;
   require_no_bias(p.bias, call->db1, "db1");
   require_no_bias(p.bias, call->db2, "db2");

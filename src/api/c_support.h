@@ -13,6 +13,7 @@
 #include "base/error_of.h"
 #include "group/communicator_impl.h"
 #include "layer/backend.h"
+#include "layer/weight_sizes.h"
 #include "uniep/c_api.h"
 #include "uniep/layer.h"
 
@@ -204,22 +205,7 @@ struct uniep_layer {
         local_experts(problem.num_experts / group.communicator.size()) {}
 
   const uniep::Problem& problem() const { return layer.problem(); }
-  /// Elements of each of a layer's weights; of biases 0, where there are none.
-  struct Sizes {
-    std::int64_t w1, w2, b1, b2, shared_w1, shared_w2;
-  };
-  Sizes sizes() const {
-    const uniep::Problem& p = problem();
-    const std::int64_t w1_rows = local_experts * halves(p) * p.intermediate;
-    const std::int64_t w2_rows = local_experts * p.hidden;
-    const std::int64_t shared = p.shared_experts * p.hidden * p.intermediate;
-    return {.w1 = w1_rows * p.hidden,
-            .w2 = w2_rows * p.intermediate,
-            .b1 = p.bias ? w1_rows : 0,
-            .b2 = p.bias ? w2_rows : 0,
-            .shared_w1 = halves(p) * shared,
-            .shared_w2 = shared};
-  }
+  uniep::WeightSizes sizes() const { return uniep::weight_sizes(problem(), local_experts); }
 
   /// Texts are parsed once.
   const uniep::Schedule& schedule_of(const char* text) {

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "layer/expert_places.h"
 #include "layer/memory_of_call.h"
+#include "layer/weight_sizes.h"
 #include "layout/workspace.h"
 
 namespace uniep {
@@ -88,8 +89,8 @@ void check_plan(const Problem& problem, const Communicator& communicator, const 
 struct Sizes {
   std::int64_t tokens_hidden, tokens_topk, results;  // `results`: of out, and of dx
   ExpertShape w1, w2;
-  std::int64_t b1, b2;  // 0: experts have no biases
-  std::int64_t shared_w1, shared_w2, tokens_shared;
+  WeightSizes weights;
+  std::int64_t tokens_shared;
   // As shapes are written.
   Written w1_shape;
   const char* b1_shape;
@@ -99,18 +100,13 @@ struct Sizes {
 
 Sizes sizes(const Problem& p, const RoutingPlan& plan) {
   const std::int64_t experts = p.num_experts / plan.num_ranks();
-  const std::int64_t shared_w1_rows = p.shared_experts * halves(p) * p.intermediate;
-  const std::int64_t w1_rows = experts * halves(p) * p.intermediate;
   const bool gated = is_gated(p.activation);
   return {.tokens_hidden = plan.tokens() * p.hidden,
           .tokens_topk = plan.tokens() * p.topk,
           .results = plan.tokens() * result_rows(p) * p.hidden,
           .w1 = shape_of_w1(p, experts, halves(p)),
           .w2 = shape_of_w2(p, experts),
-          .b1 = p.bias ? w1_rows : 0,
-          .b2 = p.bias ? experts * p.hidden : 0,
-          .shared_w1 = shared_w1_rows * p.hidden,
-          .shared_w2 = p.shared_experts * p.hidden * p.intermediate,
+          .weights = weight_sizes(p, experts),
           .tokens_shared = plan.tokens() * p.shared_experts,
           .w1_shape = gated ? Written{"[E / ranks, 2I, H]", "[E / ranks, H, 2I]"}
                             : Written{"[E / ranks, I, H], without a gate,",
@@ -126,8 +122,9 @@ Sizes sizes(const Problem& p, const RoutingPlan& plan) {
 /// gradients.
 template <class Args, class T>
 void check_shared(const Sizes& n, const Args& args, const char* name, std::span<T> probs) {
-  check_tensor("shared_w1", args.shared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
-  check_tensor("shared_w2", args.shared_w2, n.shared_w2, "[S, H, I] of the shared experts");
+  check_tensor("shared_w1", args.shared_w1, n.weights.shared_w1,
+               "[S, 2I, H] of the shared experts");
+  check_tensor("shared_w2", args.shared_w2, n.weights.shared_w2, "[S, H, I] of the shared experts");
   if (!probs.empty()) check_tensor(name, probs, n.tokens_shared, "[T, S] of the shared experts");
 }
 
@@ -150,8 +147,8 @@ void check_forward(const Problem& problem, const Communicator& communicator,
   check_tensor("topk_probs", args.topk_probs, n.tokens_topk, "[T, K]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
   check_matrices("w2", args.w2, n.w2, kW2);
-  check_tensor("b1", args.b1, n.b1, n.b1_shape);
-  check_tensor("b2", args.b2, n.b2, n.b2_shape);
+  check_tensor("b1", args.b1, n.weights.b1, n.b1_shape);
+  check_tensor("b2", args.b2, n.weights.b2, n.b2_shape);
   require(problem.shared_gate || args.shared_probs.empty(), ErrorCode::kInvalidArgument,
           "shared_probs has ", args.shared_probs.size(),
           " elements, and problem.shared_gate is false; 0 elements are accepted");
@@ -173,8 +170,8 @@ void check_sizes(const Sizes& n, const BackwardDataArgs& args) {
   check_tensor("dy", args.dy, n.tokens_hidden, "[T, H]");
   check_matrices("w1", args.w1, n.w1, n.w1_shape);
   check_matrices("w2", args.w2, n.w2, kW2);
-  check_tensor("b1", args.b1, n.b1, n.b1_shape);
-  check_tensor("b2", args.b2, n.b2, n.b2_shape);
+  check_tensor("b1", args.b1, n.weights.b1, n.b1_shape);
+  check_tensor("b2", args.b2, n.weights.b2, n.b2_shape);
   check_tensor("dx", args.dx, n.results, n.results_shape);
   check_tensor("dprobs", args.dprobs, n.tokens_topk, "[T, K]");
   check_shared(n, args, "dshared_probs", args.dshared_probs);
@@ -190,14 +187,16 @@ void check_kinds(const BackwardWeightsArgs& args) {
 }
 
 void check_sizes(const Sizes& n, const BackwardWeightsArgs& args) {
-  if (n.shared_w1 > 0) check_kinds(args);
+  if (n.weights.shared_w1 > 0) check_kinds(args);
   check_weight_grad("dw1", args.dw1, n.w1, n.w1_shape);
   check_weight_grad("dw2", args.dw2, n.w2, kW2);
-  check_one_tensor("db1", args.db1, n.b1, n.b1_shape);
-  check_one_tensor("db2", args.db2, n.b2, n.b2_shape);
-  check_one_tensor("dshared_w1", args.dshared_w1, n.shared_w1, "[S, 2I, H] of the shared experts");
-  check_one_tensor("dshared_w2", args.dshared_w2, n.shared_w2, "[S, H, I] of the shared experts");
-  if (n.shared_w1 == 0) return;
+  check_one_tensor("db1", args.db1, n.weights.b1, n.b1_shape);
+  check_one_tensor("db2", args.db2, n.weights.b2, n.b2_shape);
+  check_one_tensor("dshared_w1", args.dshared_w1, n.weights.shared_w1,
+                   "[S, 2I, H] of the shared experts");
+  check_one_tensor("dshared_w2", args.dshared_w2, n.weights.shared_w2,
+                   "[S, H, I] of the shared experts");
+  if (n.weights.shared_w1 == 0) return;
   check_tensor("dy", args.dy, n.tokens_hidden, "[T, H], with shared experts,");
   check_tensor("x", args.x, n.tokens_hidden, "[T, H], with shared experts,");
 }
