@@ -339,7 +339,7 @@ def test_a_step_in_a_graph_keeps_its_plan_in_a_row_pool() -> None:
     del unused  # whose pages go back with the next call
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        with pytest.raises(ValueError, match="schedule"):
+        with pytest.raises(uniep.Error, match="no_such_axis"):
             step(case, workspace=own, schedule="no_such_axis=1")  # refused, and all else goes on
         found = step(case, workspace=own)
     for _ in range(2):
