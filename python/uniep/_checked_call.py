@@ -12,7 +12,7 @@ from ._between_hosts.crossing import Crossing
 from ._forms import Experts
 from ._moe_in_pages import moe_in_pages
 from ._moe_in_tensors import Counts, Figures, moe_in_tensors
-from ._shared_apart import alone, for_both, slots_of
+from ._shared_apart import alone, for_both, learning_with, slots_of
 from .deferred import DeferredWeights
 from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
@@ -74,20 +74,35 @@ class CheckedCall(NamedTuple):
             # Else autograd has gradients in backward, for what averages them over ranks.
             deferred=None if main_of_shared is None else self.deferred,
         )
+        learner = self._learner(tokens, probs)
+        if learner is not None:
+            probs = learning_with(learner, probs)
         tokens, mine = for_both(tokens)
         return routed._run_routed(
-            tokens, ids, probs, lambda: shared._sums_of_all(mine, self.shared_probs)
+            tokens, ids, probs, lambda: shared._sums_of_all(mine, self.shared_probs, learner)
         )
 
-    def _sums_of_all(self, tokens: Tensor, probs: Tensor | None) -> Tensor:
+    def _learner(self, tokens: Tensor, probs: Tensor) -> Tensor | None:
+        """Whose backward adds to all main gradients, as that of one pass would; or None.
+
+        Autograd may know of no other tensor of the call that needs a gradient.
+        """
+        if self.main is None or not torch.is_grad_enabled():
+            return None
+        of_call = (tokens, probs, self.shared_probs, *self.weights.flat())
+        return next((t for t in of_call if t is not None and t.requires_grad), None)
+
+    def _sums_of_all(self, tokens: Tensor, probs: Tensor | None, learner: Tensor | None) -> Tensor:
         """[T, H], where every token goes to every expert: of :func:`slots_of`."""
         workspace = self.workspace
         # More tokens than there is room for are refused with the routed ones', on all ranks.
         missing = max(tokens.shape[0] - workspace.max_tokens, 0)
         if missing:
             tokens = tokens[: workspace.max_tokens]
-        slots = slots_of(self.weights.w1[0], probs, tokens.shape[0])
-        sums = self._fused(tokens, *slots, workspace.flag, workspace.overflow)
+        ids, probs = slots_of(self.weights.w1[0], probs, tokens.shape[0])
+        if learner is not None:
+            probs = learning_with(learner, probs)
+        sums = self._fused(tokens, ids, probs, workspace.flag, workspace.overflow)
         return torch.nn.functional.pad(sums, (0, 0, 0, missing)) if missing else sums
 
     def _run_routed(

@@ -74,7 +74,16 @@ def _shared(
     place = _Place.of(group, device)
     if place.rail or kind.bias or kind.combine_groups > 1:  # where they are apart anyway
         kind = kind._replace(shared_apart=False)
-    return _found_or_made(place, kind, wanted, may_grow, row_pool)
+    found = _found_or_made(place, kind, wanted, may_grow, row_pool)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _keep_for_replays(found, place.owner)
+    return found
+
+
+def _keep_for_replays(workspace: Workspace, owner: Group) -> None:
+    """A larger one may take its place; that of a graph stays."""
+    if all(workspace is not known for known in owner.captured):
+        owner.captured.append(workspace)
 
 
 class _Place(NamedTuple):
@@ -127,7 +136,8 @@ def drop_workspaces(group: GroupLike = None) -> None:
     A group keeps what :func:`uniep.moe` and :class:`uniep.MoELayer` make for calls without a
     workspace until it ends, which one process alone does not. Their memory is free behind this, or
     behind the last backward that is still to come. A later call makes what it needs again, which
-    is collective: so all ranks drop them between the same calls.
+    is collective: so all ranks drop them between the same calls. CUDA graphs that have captured
+    such calls must not be replayed any more.
 
     Args:
         group: what :func:`uniep.moe` takes; None: this process alone.
@@ -138,6 +148,7 @@ def drop_workspaces(group: GroupLike = None) -> None:
     for owner in groups_known(within_host(group)):
         owner.workspaces.clear()
         owner.row_pools.clear()
+        owner.captured.clear()
 
 
 def _found_or_made(

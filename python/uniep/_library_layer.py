@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._lasting_tensors import lasting_tensors
 from .group import Group
 from .row_pool import RowPool
 
@@ -62,8 +63,7 @@ class LibraryLayer:
         row_pool: RowPool | None,
     ) -> None:
         number = _number_of(problem, group)
-        # Not inference tensors, so that a workspace made in inference mode serves training too.
-        with torch.inference_mode(False):
+        with lasting_tensors():
             workspace = _aligned(needs.workspace, needs.alignment, group.device)
             symmetric = None
             if _hands_in_symmetric(group):

@@ -21,6 +21,7 @@ from ._split_backward import (
     asked_for,
     crossing_ahead,
     for_arguments,
+    forget_weights_left,
     gradients_of_weights,
     keeps_graph,
     weights_are_apart,
@@ -98,6 +99,7 @@ class _MoeInPages(torch.autograd.Function):
     def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         check_waits(ctx)
         asked = asked_for(ctx, _BEFORE_WEIGHTS, ctx.tensors, ctx.main_grads is not None)
+        forget_weights_left(ctx, asked)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
             assert isinstance(call, PendingPages)
             gradients = behind_data(replace(call, keep=keeps_graph()), ctx.deferred)

@@ -23,6 +23,7 @@ from ._split_backward import (
     asked_for,
     crossing_ahead,
     for_arguments,
+    forget_weights_left,
     gradients_of_weights,
     weights_are_apart,
     weights_left,
@@ -135,6 +136,7 @@ class _MoeInTensors(torch.autograd.Function):
         check_waits(ctx)
         main: Experts | None = ctx.main_grads
         asked = asked_for(ctx, _BEFORE_TENSORS, ctx.tensors, main is not None)
+        forget_weights_left(ctx, asked)
         if not asked.data and (call := weights_left(ctx, dy)) is not None:
             gradients = behind_data(call, ctx.deferred)
             return for_arguments(ctx, _BEFORE_TENSORS, call.weights, gradients)

@@ -20,7 +20,7 @@ from ._forms import Experts
 from .arithmetic import Arithmetic
 from .hosts import ROW_ALIGN
 
-__all__ = ["alone", "are_apart", "for_both", "rows_of", "slots_of"]
+__all__ = ["alone", "are_apart", "for_both", "learning_with", "rows_of", "slots_of"]
 
 
 def are_apart(arithmetic: Arithmetic, mesh: HostMesh | None, asked: bool) -> bool:
@@ -77,3 +77,20 @@ class _ForBoth(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, routed: Tensor, shared: Tensor) -> Tensor:
         return routed + shared
+
+
+def learning_with(learner: Tensor, probs: Tensor) -> Tensor:
+    """`probs`, of which there is a backward wherever there is one of `learner`."""
+    learning: Tensor = _LearningWith.apply(learner, probs)
+    return learning
+
+
+class _LearningWith(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, learner: Tensor, probs: Tensor) -> Tensor:
+        return probs.view_as(probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dprobs: Tensor) -> tuple[None, Tensor]:
+        return None, dprobs

@@ -24,6 +24,7 @@ __all__ = [
     "asked_for",
     "crossing_ahead",
     "for_arguments",
+    "forget_weights_left",
     "gradients_of_weights",
     "keeps_graph",
     "weights_are_apart",
@@ -144,6 +145,14 @@ def weights_left(ctx: Any, dy: Tensor) -> Pending | PendingPages | None:
         return None
     ctx.left = None
     return left.call
+
+
+def forget_weights_left(ctx: Any, asked: Asked) -> None:
+    """Lets go of what a backward before has left, if the one at work gives everything itself."""
+    if torch.compiler.is_compiling():  # then none has left anything
+        return
+    if asked.data and asked.weights and hasattr(ctx, "left"):
+        ctx.left = None
 
 
 def _is_same(kept: Tensor, dy: Tensor) -> bool:

@@ -110,6 +110,8 @@ class Group(OfProcess):
         #: The uniep.Workspaces of calls without one, and the uniep.RowPools of such: by shape.
         self.workspaces: dict[tuple[object, ...], Any] = {}
         self.row_pools: dict[tuple[object, ...], Any] = {}
+        #: Those of the first that calls captured in CUDA graphs have used: a replay uses them, too.
+        self.captured: list[Any] = []
         self._handle = handle
         # Layers keep what they need of the group, so the order in which things end is free.
         self._finalizer = weakref.finalize(self, _library.library.uniep_group_destroy, handle)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._lasting_tensors import lasting_tensors
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
@@ -200,7 +201,7 @@ def _memory(bytes: int | None, device: torch.device) -> tuple[Tensor | None, int
         free, _ = torch.cuda.mem_get_info(device)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         bytes = (free + unused) // 2
-    with torch.inference_mode(False):
+    with lasting_tensors():
         memory = torch.empty(bytes + _ALIGNMENT, dtype=torch.uint8, device=device)
     return memory, memory.data_ptr() + -memory.data_ptr() % _ALIGNMENT
 

@@ -505,11 +505,11 @@ def test_an_exported_program_runs_beside_a_layer_of_its_kind_alone(tmp_path):
         "torch.manual_seed(1)\n"
         "layer = uniep.MoELayer(64, 32, 8, 2, device='cpu', activation=activation)\n"
         "x = torch.randn(16, 64).bfloat16()\n"
-        "out = layer(x)\n"
-        "if what == 'save':\n"
+        "if what == 'save':\n"  # as the first call of the layer
         "    program = torch.export.export(layer, (x,))\n"
         "    torch.export.save(program, path)\n"
-        "else:\n"
+        "out = layer(x)\n"
+        "if what == 'load':\n"
         "    program = torch.export.load(path)\n"
         "assert torch.equal(program.module()(x), out)\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -374,6 +375,30 @@ def test_a_step_in_a_graph_keeps_its_plan_in_a_row_pool() -> None:
     own.synchronize()
     step(other, workspace=own)
     assert pool.free_pages == pool.pages
+
+
+def test_a_graph_keeps_the_workspace_that_calls_share() -> None:
+    case = make_case(tokens=64, hidden=96, seed=14).to("cuda").requires_grad()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        wanted = step(case)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        found = step(case)
+    step(make_case(tokens=1024, hidden=96).to("cuda").requires_grad())  # needs a larger one
+    gc.collect()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    spoilt = [torch.full((1 << 16,), 255, dtype=torch.uint8, device="cuda") for _ in range(256)]
+    spoilt += [
+        torch.full((unused // 64,), 255, dtype=torch.uint8, device="cuda") for _ in range(64)
+    ]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same(found, wanted)
+    del spoilt
+    del graph
+    uniep.drop_workspaces()
 
 
 def test_a_whole_step_in_a_graph() -> None:

@@ -150,6 +150,24 @@ def test_without_main_gradients_beside_others_that_have_them(dtype, options):
     assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("options", [{}, {"combine_groups": 2}, {"row_pool": 1 << 24}], ids=str)
+@pytest.mark.parametrize("learner", ["topk_probs", "shared_probs", "w1", "shared_w2"])
+def test_main_gradients_are_added_to_whatever_else_learns(learner, options):
+    """Whether shared experts are in the pass or beside it, where autograd sees one tensor."""
+    layer = Layer()
+    wanted = layer.run(uniep.moe, main_grad=torch.float32, **options)
+    case = layer.case
+    leaves = {"x": case.x, "topk_probs": case.probs, "w1": case.w1, "w2": case.w2, **layer.more}
+    leaves[learner] = leaves[learner].clone().requires_grad_()
+    names = ["w1", "w2", "shared_w1", "shared_w2"]
+    main = {name: torch.full(leaves[name].shape, 0.75) for name in names}
+    options = options | layer.options | {"main_grads": tuple(main.values())}
+    uniep.moe(topk_ids=case.ids, **leaves, **options).backward(case.dy)
+    assert_same(main, {name: wanted[name] for name in names})
+    if "probs" in learner:
+        assert torch.equal(leaves[learner].grad, wanted[learner])
+
+
 def test_without_main_gradients_compiled():
     layer = Layer(gated=False)
     wanted = layer.run(uniep.moe, main_grad=torch.float32, shared_alone=True)

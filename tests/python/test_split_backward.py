@@ -199,6 +199,17 @@ def test_what_cannot_be_asked_for_is_not_kept() -> None:
     assert not hasattr(node_of(out), "left")
 
 
+@pytest.mark.parametrize("name", ["rows", "pool"])
+def test_a_whole_backward_lets_go_of_what_one_before_has_left(name: str) -> None:
+    layer = layer_on("cpu", name)
+    wanted = layer.whole()
+    out = layer()
+    same(of(out, layer.data, layer.dy, keep=True), wanted[:2])
+    assert node_of(out).left is not None
+    same(of(out, layer.data + layer.weights, layer.dy, keep=False), wanted)
+    assert node_of(out).left is None
+
+
 def test_frozen_weights_leave_nothing() -> None:
     layer = layer_on("cpu")
     wanted = layer.whole()

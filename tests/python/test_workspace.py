@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cases import assert_same, gradients, make_case, step, workspace
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import uniep
 from uniep import _library
@@ -39,6 +40,19 @@ def test_says_what_it_takes():
         assert own.schedule("backward").startswith("launch=")
     assert own.closed and "closed" in repr(own)
     own.close()  # again
+
+
+def test_one_that_a_fake_call_makes_serves_real_ones():
+    """What watches memory or shapes runs a step with fake tensors, which may be the first."""
+    case = make_case(hidden=72).requires_grad()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2)
+    assert isinstance(fake, FakeTensor)
+    with workspace(case) as own:
+        wanted = step(case, workspace=own)
+    found = step(case)
+    assert not any(isinstance(tensor, FakeTensor) for tensor in found)
+    assert_same(found, wanted)
 
 
 def test_overflow_raises_and_names_the_capacity():

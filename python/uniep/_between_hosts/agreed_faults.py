@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _library
+from .._lasting_tensors import lasting_tensors
 from .._overflow import Overflow
 from .host_mesh import HostMesh
 
@@ -55,7 +56,7 @@ class AgreedFaults:
         self._mesh = mesh
         self._flag = flag
         self._figures = (rows, backward_rows, num_experts, max_tokens)
-        with torch.inference_mode(False):
+        with lasting_tensors():
             self._largest = overflow if flag else torch.zeros_like(overflow)
         self._told: deque[_Told] = deque()  # of calls whose faults are still to be raised
 
