@@ -397,7 +397,7 @@ def check_can_serve(
     workspace: Workspace, *, exact_rows: bool | None, deferred: bool, shared_apart: bool
 ) -> None:
     """Raises ValueError where a workspace cannot serve what a call alone decides."""
-    if exact_rows and workspace.row_pool is not None:
+    if exact_rows and workspace.pages is not None:
         raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
     if deferred and workspace.backward_rows:
         raise ValueError(

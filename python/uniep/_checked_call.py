@@ -172,7 +172,7 @@ class CheckedCall(NamedTuple):
                 # What runs again in backward needs its inputs as they were: not the workspace's,
                 # which other calls change meanwhile.
                 found = torch.zeros_like(overflow)
-        if workspace.row_pool is not None:
+        if workspace.pages is not None:
             out: Tensor = moe_in_pages(
                 tokens,
                 ids,
@@ -182,7 +182,7 @@ class CheckedCall(NamedTuple):
                 main,
                 workspace.key,
                 found,
-                workspace.row_pool,
+                workspace.pages,
                 workspace.save == "none",
                 not workspace.backward_rows,
                 flag,

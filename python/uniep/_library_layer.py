@@ -16,7 +16,7 @@ from torch import Tensor
 from . import _library
 from ._lasting_tensors import lasting_tensors
 from .group import Group
-from .row_pool import RowPool
+from .row_pool import PoolPages
 
 __all__ = ["LibraryLayer"]
 
@@ -38,7 +38,7 @@ class LibraryLayer:
             its order.
         schedule: of both directions; None: what the library finds.
         timeout_ms: limit of every wait; 0: that of the environment.
-        row_pool: where forwards keep rows.
+        pages: where forwards keep rows; None: in tensors.
 
     Attributes:
         key: int64 [1] on the device, the number by which ops find it. A call keeps it until its
@@ -60,7 +60,7 @@ class LibraryLayer:
         *,
         schedule: str | None,
         timeout_ms: int,
-        row_pool: RowPool | None,
+        pages: PoolPages | None,
     ) -> None:
         number = _number_of(problem, group)
         with lasting_tensors():
@@ -78,7 +78,7 @@ class LibraryLayer:
             timeout_ms=timeout_ms,
             schedule=None if schedule is None else schedule.encode(),
             workspace=workspace.data_ptr(),
-            row_pool=None if row_pool is None else row_pool.handle,
+            row_pool=None if pages is None else pages.handle,
             erf_since_13_2=int(_has_newer_erf()),
         )
         shared = symmetric if group.size > 1 else None
@@ -92,7 +92,6 @@ class LibraryLayer:
             (ctypes.c_int64 * len(shape_of_ops))(*shape_of_ops),
         )
         self._number = number
-        pages = None if row_pool is None else row_pool.memory
         # With its key, which a call keeps until its backward, the layer outlives this object.
         self._finalizer = weakref.finalize(
             self.key, _destroy, number, self.handle, (workspace, symmetric, pages)

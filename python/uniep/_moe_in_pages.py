@@ -35,7 +35,7 @@ from .deferred import (
     first_copy,
     read_later,
 )
-from .row_pool import RowPool, SavedPages
+from .row_pool import PoolPages, SavedPages
 
 __all__ = ["moe_in_pages"]
 
@@ -54,7 +54,7 @@ class _MoeInPages(torch.autograd.Function):
         main_grads: Experts | None,
         key: Tensor,
         overflow: Tensor,
-        pool: RowPool,
+        pool: PoolPages,
         dispatches_again: bool,
         in_parts: bool,
         flag: bool,

@@ -19,11 +19,31 @@ from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .group import Group, GroupLike, device_of
 from .hosts import group_of_host
 
-__all__ = ["RowPool", "RowPoolLike", "SavedPages", "shared_pool"]
+__all__ = ["PoolPages", "RowPool", "RowPoolLike", "SavedPages", "shared_pool"]
 
 
-class _Memory:
-    """Of a pool."""
+class PoolPages:
+    """What layers and saved forwards hold of a pool: it ends with the last of them.
+
+    Not the pool itself, which holds workspaces: they would hold each other.
+
+    Attributes:
+        handle: the ``uniep_row_pool*``.
+        device: where they lie.
+        captured: handles of forwards that were captured in CUDA graphs, whose replays write their
+            plans.
+    """
+
+    def __init__(
+        self, handle: ctypes.c_void_p, device: torch.device, memory: Tensor | None
+    ) -> None:
+        self.handle = handle
+        self.device = device
+        self.captured: list[ctypes.c_void_p] = []
+        weakref.finalize(self, _destroy, handle, memory)
+        # Ahead of that, as it comes later here.
+        ends = weakref.finalize(self, _end_all, self.captured)
+        ends.atexit = False  # the device may be gone
 
 
 class RowPool(OfProcess):
@@ -108,16 +128,7 @@ class RowPool(OfProcess):
                 ctypes.byref(handle),
             )
         )
-        self.handle = handle
-        #: Handles of forwards that were captured in CUDA graphs, whose replays write their plans.
-        self.captured: list[ctypes.c_void_p] = []
-        #: What layers and saved forwards hold: the memory outlives this object with them, and not
-        #: this object, which holds the workspaces below, with itself.
-        self.memory = _Memory()
-        weakref.finalize(self.memory, _destroy, handle, memory)
-        # Ahead of that, as it comes later here.
-        ends = weakref.finalize(self.memory, _end_all, self.captured)
-        ends.atexit = False  # the device may be gone
+        self.memory = PoolPages(handle, self.device, memory)
         #: The uniep.Workspaces of calls without one that are given this pool: by shape.
         self.workspaces: dict[tuple[object, ...], Any] = {}
         state = self._state()
@@ -137,7 +148,7 @@ class RowPool(OfProcess):
 
     def _state(self) -> _library.RowPoolState:
         state = _library.RowPoolState()
-        _library.check(_library.library.uniep_row_pool_ask(self.handle, ctypes.byref(state)))
+        _library.check(_library.library.uniep_row_pool_ask(self.memory.handle, ctypes.byref(state)))
         return state
 
     def __repr__(self) -> str:
@@ -217,12 +228,12 @@ class SavedPages:
     One that was captured in a CUDA graph lasts as long as its pool, as the graph may.
     """
 
-    def __init__(self, address: int, pool: RowPool) -> None:
+    def __init__(self, address: int, pool: PoolPages) -> None:
         self.address = address
         if pool.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             pool.captured.append(ctypes.c_void_p(address))
             return
-        self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool.memory)
+        self._end = weakref.finalize(self, _end, ctypes.c_void_p(address), pool)
         self._end.atexit = False  # the device may be gone
 
 
@@ -231,6 +242,6 @@ def _end_all(captured: list[ctypes.c_void_p]) -> None:
         _library.library.uniep_saved_destroy(saved)
 
 
-def _end(saved: ctypes.c_void_p, memory: _Memory) -> None:
+def _end(saved: ctypes.c_void_p, pool: PoolPages) -> None:
     _library.library.uniep_saved_destroy(saved)
-    del memory  # only now
+    del pool  # only now

@@ -190,7 +190,7 @@ def tune_calls(
     for name, value in (("budget", budget), ("candidates", candidates)):
         if value == 0:  # of the C API: its default
             raise ValueError(f"{name} is 0; more is accepted, or none for the default")
-    if workspace.row_pool is not None:
+    if workspace.pages is not None:
         raise ValueError(
             "the workspace has a row pool, whose pages serve one forward each; tune with one that "
             "has none, and what is found holds for both"

@@ -178,7 +178,7 @@ class Workspace(OfProcess):
         # Of one host its Group, which lets a process group end.
         self.members = self.group if self.mesh is None else without_mesh(group)
         self.device = self.group.device
-        self.row_pool = row_pool
+        self.pages = None if row_pool is None else row_pool.memory
         self.hidden = hidden
         self.intermediate = intermediate
         self.num_experts = num_experts
@@ -208,7 +208,8 @@ class Workspace(OfProcess):
         self.of_shared: Workspace | None = None
         if are_apart(self.arithmetic, self.mesh, shared_apart):
             self.of_shared = self._layer_of_shared()
-        self._open(capacity_rows)
+        self._place()
+        self._open(*self._needs(capacity_rows))
 
     def _layer_of_shared(self) -> Workspace:
         """Of this rank alone, whose experts are the shared ones: every token goes to each."""
@@ -229,16 +230,20 @@ class Workspace(OfProcess):
             probs=self.arithmetic.probs,
         )
 
-    def _open(self, capacity_rows: int | None) -> None:
-        # Of a mesh, the layer of this host, which sees all tokens and has the sums of one group.
+    def _place(self) -> None:
+        """Figures of the layer of this host, which of a mesh sees the tokens of all hosts."""
         hosts = 1 if self.mesh is None else self.mesh.hosts
         self.local_experts = self.num_experts // (hosts * self.group.size)
-        if self.mesh is not None and not capacity_rows:
-            figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
-            capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
         # Of a mesh: whether tokens come in waves.
         token_bytes = self.max_tokens * self.hidden * torch.bfloat16.itemsize
         self.in_waves = comes_in_waves(self.mesh, self.device, token_bytes)
+
+    def _needs(self, capacity_rows: int | None) -> tuple[_library.Problem, _library.Needs]:
+        """The layer with room for so many rows, and what it takes. Raises where it cannot be."""
+        hosts = 1 if self.mesh is None else self.mesh.hosts
+        if self.mesh is not None and not capacity_rows:
+            figures = (self.hidden, self.intermediate, self.local_experts, self.topk)
+            capacity_rows = default_capacity(self.mesh, *figures, self.max_tokens)
         if self.mesh is not None and hosts > 1:
             require_same(self.mesh, self._of_all_hosts(capacity_rows))
         problem = self._problem(hosts, capacity_rows or 0)
@@ -249,6 +254,9 @@ class Workspace(OfProcess):
                 ctypes.byref(problem), backend, self.group.size, ctypes.byref(needs)
             )
         )
+        return problem, needs
+
+    def _open(self, problem: _library.Problem, needs: _library.Needs) -> None:
         self.rows = needs.rows
         self.rows_of_x = needs.rows_of_x
         self.rows_of_h = 0 if self.recompute_h else needs.rows
@@ -263,7 +271,7 @@ class Workspace(OfProcess):
             self._shape_of_ops(),
             schedule=self._schedule,
             timeout_ms=self._timeout_ms,
-            row_pool=self.row_pool,
+            pages=self.pages,
         )
         self.key = self.library_layer.key
         self.overflow = self.library_layer.overflow
@@ -352,7 +360,7 @@ class Workspace(OfProcess):
             "exact_rows": self.exact_rows,
             "exact_hosts": self.exact_hosts,
             "on_overflow": "flag" if self.flag else "raise",
-            "row_pool": self.row_pool is not None,
+            "row_pool": self.pages is not None,
             **self.arithmetic._asdict(),
             "whether UNIEP_SPARE_SMS leaves any": self.in_waves,
         }
@@ -403,12 +411,13 @@ class Workspace(OfProcess):
 
         Raises:
             TypeError: for a capacity that is no int; the workspace stays as it is.
-            uniep.Error: for a capacity out of range, or one that differs by rank; the workspace is
-                closed then.
+            uniep.Error: for a capacity out of range; the workspace stays as it is. For one that
+                differs by rank, and where memory is short; the workspace is closed then.
         """
-        check_whole_or_none(capacity_rows=capacity_rows)
+        check_whole(capacity_rows=capacity_rows)
+        problem, needs = self._needs(capacity_rows)
         self.library_layer.close()
-        self._open(capacity_rows)
+        self._open(problem, needs)
 
     def schedule(self, direction: Literal["forward", "backward"] = "forward") -> str:
         """The schedule of calls that name none, with every axis.

@@ -321,6 +321,8 @@ def test_a_workspace_stays_open_where_it_cannot_grow():
     with workspace(case) as own:
         with pytest.raises(TypeError, match="capacity_rows is 'x', a str"):
             own.grow(capacity_rows="x")
+        with pytest.raises(uniep.Error, match="capacity_rows"):
+            own.grow(capacity_rows=-3)
         call(case, workspace=own)
 
 
