@@ -76,8 +76,9 @@ def capture(path: str | Path, *, call: int = 0) -> Iterator[Captured]:
         print("python -m uniep run --ranks 4 --check", *captured.arguments)
 
     The file has the tokens and experts of all ranks; all ranks enter the block, and rank 0 writes.
-    Without a backward in the block it has no dy, and serves for forward passes. Not for compiled
-    models: run the step without torch.compile.
+    Without a backward in the block it has no dy, and serves for forward passes. Under activation
+    checkpointing a forward that runs again in backward is a call, too; of a reentrant checkpoint
+    that one alone has dy. Not for compiled models: run the step without torch.compile.
 
     Args:
         path: the file, in safetensors format.
