@@ -21,6 +21,7 @@ from torch import Tensor
 
 import uniep
 import uniep.plain
+from uniep import _library
 from uniep.arithmetic import Arithmetic
 
 pytestmark = pytest.mark.cuda
@@ -381,24 +382,23 @@ def test_a_graph_keeps_the_workspace_that_calls_share() -> None:
     case = make_case(tokens=64, hidden=96, seed=14).to("cuda").requires_grad()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        wanted = step(case)
+        wanted = [tensor.detach() for tensor in step(case)]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        found = step(case)
+        found = [tensor.detach() for tensor in step(case)]  # nor does autograd keep it
+    gc.collect()
+    layers = _library.torch_library.uniep_torch_bound()
     step(make_case(tokens=1024, hidden=96).to("cuda").requires_grad())  # needs a larger one
     gc.collect()
-    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    spoilt = [torch.full((1 << 16,), 255, dtype=torch.uint8, device="cuda") for _ in range(256)]
-    spoilt += [
-        torch.full((unused // 64,), 255, dtype=torch.uint8, device="cuda") for _ in range(64)
-    ]
+    assert _library.torch_library.uniep_torch_bound() == layers + 1
     graph.replay()
     torch.cuda.synchronize()
     assert_same(found, wanted)
-    del spoilt
     del graph
     uniep.drop_workspaces()
+    gc.collect()
+    assert _library.torch_library.uniep_torch_bound() < layers
 
 
 def test_a_whole_step_in_a_graph() -> None:
