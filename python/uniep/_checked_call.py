@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ._between_hosts.crossing import Crossing
+from ._between_hosts.passes import from_all_hosts, to_all_hosts
 from ._forms import Experts
 from ._moe_in_pages import moe_in_pages
 from ._moe_in_tensors import Counts, Figures, moe_in_tensors
 from ._shared_apart import alone, for_both, learning_with, slots_of
 from .deferred import DeferredWeights
-from .hosts import from_all_hosts, to_all_hosts
 from .offload import saving_elsewhere
 from .workspace import Workspace
 

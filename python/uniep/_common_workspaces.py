@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _library
+from ._between_hosts.place import host_mesh, within_host
 from ._choices import LayerKind
 from ._outside_graphs import constant_in_graphs, outside_graphs
 from .group import Group, GroupLike, group_named, group_of, groups_known
-from .hosts import host_mesh, within_host
 from .row_pool import RowPool, RowPoolLike, shared_pool
 from .workspace import Workspace
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ._between_hosts.host_mesh import HostMesh
+from ._between_hosts.place import ROW_ALIGN
 from ._forms import Experts
 from .arithmetic import Arithmetic
-from .hosts import ROW_ALIGN
 
 __all__ = ["alone", "are_apart", "for_both", "learning_with", "rows_of", "slots_of"]
 

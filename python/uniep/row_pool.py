@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._between_hosts.place import group_of_host
 from ._lasting_tensors import lasting_tensors
 from ._of_process import OfProcess
 from ._plain_values import check_bool, check_whole_or_none
 from ._save_choice import SAVES, Save, check_save
 from .arithmetic import ACTIVATIONS, Activation, arithmetic_of
 from .group import Group, GroupLike, device_of
-from .hosts import group_of_host
 
 __all__ = ["PoolPages", "RowPool", "RowPoolLike", "SavedPages", "shared_pool"]
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from . import _arguments, _library
 from ._between_hosts import exchange
 from ._between_hosts.all_rows import tokens_of
+from ._between_hosts.passes import to_all_hosts
 from ._calls import BackwardCall, ForwardCall, RowMemory
 from ._forms import ExpertWeight
 from ._ops import ops
 from ._plain_values import check_number, check_whole
-from .hosts import to_all_hosts
 from .workspace import Workspace, check_is_workspace
 
 __all__ = ["Tuned", "tune_calls"]

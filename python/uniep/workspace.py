@@ -12,6 +12,8 @@ from ._between_hosts.agreed_faults import AgreedFaults
 from ._between_hosts.agreement import require_same
 from ._between_hosts.crossing import comes_in_waves
 from ._between_hosts.host_mesh import HostMesh
+from ._between_hosts.passes import OverHosts
+from ._between_hosts.place import all_rows_of, default_capacity, host_mesh
 from ._choices import check_schedule
 from ._library_layer import LibraryLayer
 from ._of_process import OfProcess
@@ -28,7 +30,6 @@ from .arithmetic import (
     arithmetic_of,
 )
 from .group import Group, GroupLike, device_of, group_of, without_mesh
-from .hosts import OverHosts, all_rows_of, default_capacity, host_mesh
 from .row_pool import RowPool
 
 __all__ = ["Workspace", "check_is_workspace"]

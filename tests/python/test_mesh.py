@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import uniep
-from uniep import hosts as hosts_module
 from uniep._between_hosts import exchange
+from uniep._between_hosts import place as place_of_ranks
 from uniep._between_hosts.crossing import Crossing, comes_in_waves
 from uniep._between_hosts.exchange import sum_of_hosts
 from uniep._between_hosts.routes import Routes
@@ -152,7 +152,7 @@ def exact_hosts(part, mesh, options, compiles):
 def some_cross(hosts: int):
     """Which tokens cross with routes, at once and host by host, and what is found of the others."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = hosts_module.host_mesh(mesh_of(hosts), torch.device("cpu"))
+    mesh = place_of_ranks.host_mesh(mesh_of(hosts), torch.device("cpu"))
     each, tokens = EXPERTS // hosts, 20
     g = torch.Generator().manual_seed(7)
     # Two slots a token, so that most hosts have none of it; of all ranks.
@@ -214,7 +214,7 @@ def host_by_host(mesh, rows, routes):
 
 def by_steps(hosts: int):
     """Whether tokens and sums get host by host to where they all go at a time."""
-    mesh = hosts_module.host_mesh(mesh_of(hosts), torch.device("cpu"))
+    mesh = place_of_ranks.host_mesh(mesh_of(hosts), torch.device("cpu"))
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(dist.get_rank())).bfloat16()
     seen, found = host_by_host(mesh, rows, None)
     return {
@@ -551,25 +551,25 @@ def of_ranks():
     os.environ["UNIEP_HOST_ID"] = f"host {rank // 2}"
     groups = [dist.new_group(list(range(4))), dist.new_group(list(range(4, size)))]
     with torch.device("meta"):  # as the default, on which nothing of hosts may come to lie
-        mesh = hosts_module.mesh_of_ranks(groups[rank // 4])
+        mesh = place_of_ranks.mesh_of_ranks(groups[rank // 4])
     if rank >= 4:  # two ranks of one host
         assert mesh is None
         return None
     assert mesh is not None
     place = (mesh.hosts, mesh.local_ranks, mesh.host, mesh.local)
     members = [dist.get_process_group_ranks(group) for group in (mesh.across, mesh.within)]
-    hosts_module._found[groups[0]] = mesh  # as where they have GPUs
+    place_of_ranks._found[groups[0]] = mesh  # as where they have GPUs
     of_host = group_of(mesh.within, torch.device("cpu"))
     for group in (groups[0], DeviceMesh.from_group(groups[0], "cpu")):
         of_host.workspaces["some",] = None
         uniep.drop_workspaces(group)
         assert not of_host.workspaces, group
-    del hosts_module._found[groups[0]]
+    del place_of_ranks._found[groups[0]]
     alone = dist.new_group([rank], use_local_synchronization=True)
-    assert hosts_module.mesh_of_ranks(alone) is None
+    assert place_of_ranks.mesh_of_ranks(alone) is None
     os.environ["UNIEP_HOST_ID"] = f"host {rank % 2}"
     try:
-        hosts_module.mesh_of_ranks(groups[rank // 4])
+        place_of_ranks.mesh_of_ranks(groups[rank // 4])
     except uniep.Error as error:
         return place, members, str(error)
     return place, members, "nothing was raised"

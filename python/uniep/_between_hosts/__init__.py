@@ -1,7 +1,8 @@
 """What crosses between hosts that compute a layer together, and what their ranks agree on.
 
-:mod:`uniep.hosts` says how a layer is spread over them. A :class:`~.host_mesh.HostMesh` is a
-process's place among hosts, ``exchange`` the messages between them, ``routes`` the tokens that
-cross, ``all_rows`` their rows in place of sums, and ``crossing`` what crosses beside the passes of
-a call. ``agreement`` compares what ranks are called with, ``agreed_faults`` what went wrong.
+``passes`` says how a layer is spread over them, ``place`` which hosts the ranks of a group are on.
+A :class:`~.host_mesh.HostMesh` is a process's place among hosts, ``exchange`` the messages between
+them, ``routes`` the tokens that cross, ``all_rows`` their rows in place of sums, and ``crossing``
+what crosses beside the passes of a call. ``agreement`` compares what ranks are called with,
+``agreed_faults`` what went wrong.
 """
