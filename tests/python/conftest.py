@@ -15,6 +15,9 @@ os.environ.setdefault("UNIEP_TUNE_CACHE", "/nonexistent/nothing_was_tuned.json")
 
 import uniep
 
+# As ranks have one: with another number of threads PyTorch's own products may have other bits.
+torch.set_num_threads(1)
+
 # Of what runs side by side, a file at a time, these begin: else one is left over at the end, alone.
 LONGEST = (
     "test_torchtitan_trainer.py",
