@@ -206,7 +206,7 @@ typedef struct {
 } uniep_row_memory;
 
 /* See Layer, "Tokens that come in waves", in uniep/layer.h. Of each wave of the pass a cudaEvent_t
- * or NULL; zero: no events. */
+ * or NULL; zero: no events. One of the arrays may be NULL. */
 typedef struct {
   void* const* before; /* [count]: the wave's tokens are there when this is */
   void* const* after;  /* [count]: recorded when all that the wave writes is there */

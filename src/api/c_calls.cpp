@@ -118,6 +118,9 @@ auto matrices_of_w2(const uniep_layer& l, const Call* call, TensorList<const bf1
 
 uniep::WaveEvents events_of(const uniep_wave_events& waves) {
   const auto list = [&](void* const* events, const char* name) {
+    const bool is_left_out =
+        events == nullptr && (waves.before != nullptr || waves.after != nullptr);
+    if (is_left_out) return std::vector<void*>();
     const auto given = elements<void* const>(events, waves.count, name);
     return std::vector<void*>(given.begin(), given.end());
   };

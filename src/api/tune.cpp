@@ -258,7 +258,7 @@ TuneResult tune_pass(Layer& layer, Pass pass, const PlanOf& plan_of, const TuneO
                          options.skew, pass);
     settings = settings_of(options, problem, key, leads);
     plan = plan_of();
-    throw_if_any(plan->data().fault, problem,
+    throw_if_any(plan->data().on_host().fault, problem,
                  member.size());  // of a flagged one: passes do nothing
     note(results);
     results.hold();

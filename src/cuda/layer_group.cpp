@@ -18,6 +18,12 @@ const char* text_of(const LayerMemory& memory) {
   return memory.symmetric.empty() ? "" : " with memory.symmetric";
 }
 
+/// Which erf activations have, if they have one.
+const char* text_of_erf(Activation activation, CudaErf erf) {
+  const bool has_erf = activation == Activation::kGeglu || activation == Activation::kGelu;
+  return has_erf && erf == CudaErf::kSince13_2 ? " with the erf of CUDA 13.2" : "";
+}
+
 /// UNIEP_SPARE_SMS as it is set: values out of range are refused by all ranks together.
 std::string text_of_spare_sms() {
   const std::string spare = env_text("UNIEP_SPARE_SMS").value_or("0");
@@ -27,8 +33,8 @@ std::string text_of_spare_sms() {
 /// The problem, when all ranks want such a layer.
 Problem agreed(const Problem& problem, CudaCommunicator& comm, int limit_ms,
                const LayerOptions& options) {
-  const std::string call =
-      cat("layer ", to_string(problem), text_of(options.memory), text_of_spare_sms());
+  const std::string call = cat("layer ", to_string(problem), text_of(options.memory),
+                               text_of_erf(problem.activation, options.erf), text_of_spare_sms());
   agree(comm.bootstrap(), limit_ms, Stage::kPlan, call, [&] {
     validate(problem, comm.size());
     validate(options);

@@ -30,7 +30,7 @@ PlanStatus CudaPlan::status() const {
   return status;
 }
 
-bool CudaPlan::has_rows(const PlanData& p) const {
+PlanStatus CudaPlan::usable_status(const PlanData& p) const {
   require(!captured_, ErrorCode::kUnsupported,
           "plan was made in a CUDA graph capture, so its rows change with every replay; what "
           "depends on the routing can be asked of plans made outside of captures");
@@ -42,12 +42,12 @@ bool CudaPlan::has_rows(const PlanData& p) const {
     told_->tell(made.fault);
     throw_if_any(made.fault, p.problem, p.num_ranks());
   }
-  return made.ok();
+  return made;
 }
 
 PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
   const DeviceScope scope(device_);
-  if (!has_rows(p)) return {};
+  if (!usable_status(p).ok()) return {};
   std::vector<std::int64_t> last, pulls;
   download(last, plan_.segment_begin + p.num_local_experts, 1);
   download(pulls, plan_.num_pulls, 1);
@@ -56,7 +56,8 @@ PlanCounts CudaPlan::fetch_counts(const PlanData& p) {
 
 void CudaPlan::fetch(PlanData& p) {
   const DeviceScope scope(device_);
-  if (!has_rows(p)) {
+  p.fault = usable_status(p).fault;
+  if (p.fault.kind != RoutingFault::Kind::kNone) {
     p.set_no_rows();
     return;
   }

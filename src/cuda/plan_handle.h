@@ -49,8 +49,9 @@ class CudaPlan final : public RemotePlan {
   PlanCounts fetch_counts(const PlanData& p) override;
 
  private:
-  /// Whether it has rows; throws where nobody can say, and for a fault unless the plan is flagged.
-  bool has_rows(const PlanData& p) const;
+  /// The status, with a fault if the plan is flagged; throws for one else, and where nobody can
+  /// say.
+  PlanStatus usable_status(const PlanData& p) const;
 
   const int device_;
   const std::shared_ptr<ToldFaults> told_;

@@ -205,7 +205,11 @@ void note_tokens(const Problem& problem, const BackwardDataArgs& data,
                  const BackwardWeightsArgs& weights, MemoryOfCall& memory) {
   const bool in_place = problem.shared_experts > 0;
   memory.enters("dy", data.dy);
-  if (in_place || problem.save == Save::kNone) memory.enters("x", data.x);
+  if (problem.save == Save::kNone) {
+    memory.reads("x", data.x);  // for weight gradients alone, behind which no token's result is
+  } else if (in_place) {
+    memory.enters("x", data.x);
+  }
   if (!in_place) return;
   memory.enters("dy", weights.dy);
   memory.enters("x", weights.x);

@@ -28,7 +28,22 @@ std::string_view next_piece(std::string_view& text, char separator) {
 
 Space::Space(const Problem& problem, Pass pass, const Place& place)
     : problem_(problem), pass_(pass), place_(place) {
-  for (const Axis& axis : axes()) values_.push_back(axis.candidates(place.backend));
+  for (const Axis& axis : axes()) {
+    const auto forced = forced_value(axis);
+    values_.push_back(forced ? std::vector{*forced} : axis.candidates(place.backend));
+  }
+}
+
+/// The value that the problem gives the axis whatever a schedule says; nothing where it does not.
+std::optional<int> Space::forced_value(const Axis& axis) const {
+  const auto runs_with = [&](int value) {
+    Schedule s = default_schedule(place_.backend);
+    axis.set(s, value);
+    return axis.get(with_forced_axes(s, problem_, pass_));
+  };
+  const int value = runs_with(axis.info.min);
+  if (axis.info.min == axis.info.max || runs_with(axis.info.max) != value) return std::nullopt;
+  return value;
 }
 
 void Space::restrict_to(std::string_view text) {
@@ -43,7 +58,7 @@ void Space::restrict_to(std::string_view text) {
       set_axis(in_range, axis, value);
       if (std::ranges::find(values, value) == values.end()) values.push_back(value);
     } while (!item.empty());
-    values_[axis] = std::move(values);
+    if (!forced_value(axes()[axis])) values_[axis] = std::move(values);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string_view>
 #include <vector>
@@ -20,7 +21,8 @@ class Space {
 
   Space(const Problem& problem, Pass pass, const Place& place);
 
-  /// Tries only the values of "axis=value|value,axis=value": an axis that it names keeps these.
+  /// Tries only the values of "axis=value|value,axis=value": an axis that it names keeps these, but
+  /// for those of which the problem leaves no choice.
   /// Throws Error(kInvalidArgument) for what is no axis or no value.
   void restrict_to(std::string_view text);
 
@@ -40,6 +42,7 @@ class Space {
   std::vector<Schedule> neighbours(const Schedule& schedule) const;
 
  private:
+  std::optional<int> forced_value(const Axis& axis) const;
   bool has_value(std::size_t axis, int value) const;
   Schedule as_it_runs(const Schedule& schedule) const;
   void leave_open(Schedule& schedule, std::string_view axis) const;

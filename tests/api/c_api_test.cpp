@@ -236,6 +236,11 @@ TEST(CApi, EveryMistakeOfACallIsASentence) {
         c.waves = {events, events, 1};
       },
       "waves.before has 1 events; none of this pass is accepted");
+  forward_refused(
+      [&](auto& c) {
+        c.waves = {nullptr, events, 1};
+      },
+      "waves.after has 1 events; none of this pass is accepted");
   const auto* misaligned = step.memory().h.data() + 2;
   forward_refused([&](auto& c) { c.memory.h = const_cast<std::byte*>(misaligned); },
                   cat("memory.h starts at address ", reinterpret_cast<std::uintptr_t>(misaligned),

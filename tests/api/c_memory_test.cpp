@@ -251,6 +251,19 @@ TEST(CApi, MemoryOfABackwardThatSharesBytesIsRefused) {
   step.expect_contract("after refusals");
 }
 
+/// On one rank it is read where it lies, by tasks that no result waits for.
+TEST(CApi, XThatIsDispatchedAgainIsApartFromDx) {
+  const CLayer layer(problem_of_batches(Save::kNone, true));
+  CStep step(layer, batch(1));
+  step.forward();
+  const Shared<uniep_backward_call> dx{[](auto& c, auto*) { c.x = c.dx; },
+                                       "dx shares memory with x"};
+  expect_all_refused(layer, uniep_backward, step.backward_call(), {dx});
+  expect_all_refused(layer, uniep_backward, step.backward_call(1), {dx});
+  step.backward();
+  step.expect_contract("after refusals");
+}
+
 /// How many tokens were received, a backward call is not told: what lies behind them is not theirs.
 TEST(CApi, MemoryBehindReceivedTokensIsNotTheirs) {
   const CLayer layer(problem_of_batches(Save::kTokens, false));

@@ -13,6 +13,7 @@
 #include "cuda/cuda_schedules.h"
 #include "cuda/graph.h"
 #include "cuda/overflow_batches.h"
+#include "uniep/tune.h"
 
 namespace uniep::testing {
 namespace {
@@ -149,6 +150,22 @@ TEST_P(CudaOverflow, PlansOfItSayThatTheyHaveNoRows) {
       if (id != -1) return cat("a slot has expert ", id);
     }
     return plan.topk_ids().size() == rank.topk_ids().size() ? "same" : "slots are missing";
+  }));
+}
+
+/// Passes of it do nothing, and so would say nothing of schedules.
+TEST_P(CudaOverflow, ASearchOnOneIsRefused) {
+  expect_same(on_gpus(ranks(), [](const Communicator& c) -> std::string {
+    GpuRank rank(overflowing_batch(c.size()), c, {}, {.capacity_rows = kCapacity});
+    const DeviceTensor<std::int64_t> overflow(2);
+    const RoutingPlan plan =
+        rank.layer().plan(rank.topk_ids(), {.overflow = overflow.span().data()});
+    try {
+      (void)tune_forward(rank.layer(), plan, rank.forward_args(), {.store = false});
+      return "it was run";
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kCapacity ? "same" : error.what();
+    }
   }));
 }
 

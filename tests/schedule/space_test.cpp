@@ -9,6 +9,7 @@
 #include "schedule/axes.h"
 #include "schedule/random_pass.h"
 #include "schedule/roles.h"
+#include "schedule/token_waves.h"
 #include "support/cases.h"
 #include "support/expect_error.h"
 #include "support/ring_rows.h"
@@ -79,6 +80,29 @@ TEST(Space, ARingOfRowsLeavesNoChoiceOfSomeAxes) {
   // dispatch_workers x lag, times 3 of (tile_m, ready_rows), 2 of tile_n, 2 of push_depth, 2 of
   // wgrad_run.
   EXPECT_EQ(space.size(), 2 * 2 * 3 * 2 * 2 * 2);
+}
+
+/// Their number follows from that of hosts, which no candidate may be.
+TEST(Space, TokensInWavesLeaveNoChoiceOfTheirNumber) {
+  for (const Place& place : {kCpu, kGpu}) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const int hosts : {2, 3, 4, 5, 6, 8}) {
+        Problem problem = kProblem;
+        problem.max_tokens *= hosts;
+        problem.gathered_hosts = hosts;
+        problem.first_host = 0;
+        Space space(problem, pass, place);
+        space.restrict_to("waves=1,launch=single");
+        const Schedule base = space.canonical(default_schedule_for(problem, place));
+        EXPECT_TRUE(space.allows(base)) << to_string(base);
+        EXPECT_EQ(base.launch, LaunchGrouping::kWaves);
+        EXPECT_EQ(base.waves, num_token_waves(hosts, pass));
+        EXPECT_GE(space.neighbours(base).size(), 10u);
+        Space::Rng rng(1);
+        EXPECT_EQ(space.sample(rng).waves, base.waves);
+      }
+    }
+  }
 }
 
 TEST(Space, CountsOfASmallOneByHand) {

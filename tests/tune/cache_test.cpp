@@ -130,6 +130,12 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   other.key.combine_groups = 2;
   other.key.combine_partials = CombinePartials::kBf16;
   other.key.backward_rows = 4096;
+  TunedEntry no_gate_in_waves = entry(64);
+  no_gate_in_waves.key.in_waves = true;
+  no_gate_in_waves.key.shared_gate = false;
+  EXPECT_TRUE(cache.store(no_gate_in_waves).empty());
+  EXPECT_EQ(cache.load().entries.at(0).key, no_gate_in_waves.key);
+  ASSERT_EQ(std::remove(folder.file("tuned.json").c_str()), 0);
   EXPECT_TRUE(cache.store(entry(64)).empty());
   EXPECT_TRUE(cache.store(other).empty());
   const std::vector<TunedEntry> entries = cache.load().entries;
@@ -155,6 +161,12 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   own.key.skew = other.key.skew + 1;
   const std::vector<TunedEntry> both{entries[1], own};
   EXPECT_EQ(find_entry(both, same_kernels), &both[1]) << "its own, although of another skew";
+  TuneKey no_gate = other.key;
+  no_gate.shared_gate = false;
+  EXPECT_EQ(find_entry(entries, no_gate), nullptr) << "whose rows of dy are others";
+  TuneKey in_waves = other.key;
+  in_waves.in_waves = true;
+  EXPECT_EQ(find_entry(entries, in_waves), nullptr) << "of which other axes are forced";
   TuneKey all_rows = other.key;
   all_rows.backward_rows = 0;
   EXPECT_EQ(find_entry(entries, all_rows), nullptr);
@@ -176,6 +188,8 @@ TEST(TuneCache, KnowsTheArithmeticOfLayers) {
   replace("\"combine_groups\": 1,", "");
   replace("\"combine_partials\": \"fp32\",", "");
   replace("\"backward_rows\": 0,", "");
+  replace("\"shared_gate\": \"yes\",", "");
+  replace("\"in_waves\": \"no\",", "");
   replace("\"gpt_oss\"", "\"swish\"");
   const TunedEntries parsed = parse_tuned(text, "f");
   ASSERT_EQ(parsed.entries.size(), 1u);

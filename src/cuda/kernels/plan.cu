@@ -35,7 +35,13 @@ PlanArgs plan_args(const Problem& p, int rank, int num_ranks, std::int64_t token
           .limit_ticks = static_cast<std::uint32_t>(limit_ms * 1'000'000 / 1024)};
 }
 
-cudaError_t prepare_plan() { return load_kernel(plan_kernel); }
+/// For any number of experts: a layer with fewer leaves others what they need.
+cudaError_t prepare_plan() {
+  const std::size_t most = plan_shared_bytes(kMaxExperts, 1);
+  const cudaError_t set = cudaFuncSetAttribute(
+      plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most));
+  return set == cudaSuccess ? load_kernel(plan_kernel) : set;
+}
 
 cudaError_t launch_plan(const PlanArgs& args, int ctas, cudaStream_t stream) {
   const std::size_t shared = plan_shared_bytes(args.experts.of_rank(), args.num_ranks);

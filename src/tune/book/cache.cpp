@@ -68,8 +68,10 @@ Json entry_json(const TunedEntry& e) {
           {"combine_groups", e.key.combine_groups},
           {"combine_partials", name(e.key.combine_partials)},
           {"shared", e.key.shared_experts},
+          {"shared_gate", e.key.shared_gate ? "yes" : "no"},
           {"backward_rows", e.key.backward_rows},
           {"gathered_hosts", e.key.gathered_hosts},
+          {"in_waves", e.key.in_waves ? "yes" : "no"},
           {"slot_rows", e.key.slot_rows ? "yes" : "no"},
           {"spare_sms", e.key.spare_sms},
           {"tokens", e.key.tokens},
@@ -81,8 +83,7 @@ Json entry_json(const TunedEntry& e) {
 }
 
 template <class T>
-T one_of(Fields& fields, const char* key, T a, T b) {
-  const std::string text = fields.text(key);
+T one_of(const std::string& text, const char* key, T a, T b) {
   require(text == name(a) || text == name(b), ErrorCode::kIo, key, " is ", in_quotes(text), "; ",
           name(a), " and ", name(b), " are accepted");
   return text == name(a) ? a : b;
@@ -96,9 +97,9 @@ Save save_from(const std::string& text) {
               cat("save is ", in_quotes(text), "; rows, tokens and none are accepted"));
 }
 
-/// Whether a field says yes; an entry that lacks it says no.
-bool truth_or_no(Fields& fields, const char* key) {
-  const std::string text = fields.text_or(key, "no");
+/// Whether a field says yes; `missing`: what an entry that lacks it says.
+bool truth_or(Fields& fields, const char* key, const char* missing) {
+  const std::string text = fields.text_or(key, missing);
   require(text == "yes" || text == "no", ErrorCode::kIo, key, " is ", in_quotes(text),
           "; yes and no are accepted");
   return text == "yes";
@@ -128,7 +129,7 @@ constexpr Accepted kRows{[](double v) {
 /// What came later than the schema: entries that lack them are of layers that keep everything, ...
 void read_kept(Fields& fields, TuneKey& key) {
   key.save = save_from(fields.text_or("save", name(Save::kRows)));
-  key.recompute_h = truth_or_no(fields, "recompute_h");
+  key.recompute_h = truth_or(fields, "recompute_h", "no");
   key.backward_rows = static_cast<std::int64_t>(fields.number_or("backward_rows", kRows, 0));
 }
 
@@ -140,18 +141,14 @@ void read_arithmetic(Fields& fields, TuneKey& key) {
           activation_names(), " are accepted");
   key.activation = *known;
   const std::string probs = fields.text_or("probs", name(Probs::kBefore));
-  require(probs == name(Probs::kBefore) || probs == name(Probs::kAfter), ErrorCode::kIo,
-          "probs is ", in_quotes(probs), "; before and after are accepted");
-  key.probs = probs == name(Probs::kBefore) ? Probs::kBefore : Probs::kAfter;
-  key.bias = truth_or_no(fields, "bias");
+  key.probs = one_of(probs, "probs", Probs::kBefore, Probs::kAfter);
+  key.bias = truth_or(fields, "bias", "no");
   key.combine_groups = static_cast<int>(fields.number_or("combine_groups", kGroups, 1));
   const std::string partials = fields.text_or("combine_partials", name(CombinePartials::kFp32));
-  require(partials == name(CombinePartials::kFp32) || partials == name(CombinePartials::kBf16),
-          ErrorCode::kIo, "combine_partials is ", in_quotes(partials),
-          "; fp32 and bf16 are accepted");
   key.combine_partials =
-      partials == name(CombinePartials::kBf16) ? CombinePartials::kBf16 : CombinePartials::kFp32;
+      one_of(partials, "combine_partials", CombinePartials::kFp32, CombinePartials::kBf16);
   key.shared_experts = static_cast<int>(fields.number_or("shared", kShared, 0));
+  key.shared_gate = truth_or(fields, "shared_gate", "yes");
 }
 
 constexpr Accepted kSms{[](double v) { return v >= 0 && v <= 1024 && v == std::floor(v); },
@@ -160,7 +157,8 @@ constexpr Accepted kSms{[](double v) { return v >= 0 && v <= 1024 && v == std::f
 /// ... and of layers whose tokens are those of its ranks alone, on all SMs.
 void read_place(Fields& fields, TuneKey& key) {
   key.gathered_hosts = static_cast<int>(fields.number_or("gathered_hosts", kGatheredHosts, 1));
-  key.slot_rows = truth_or_no(fields, "slot_rows");
+  key.in_waves = truth_or(fields, "in_waves", "no");
+  key.slot_rows = truth_or(fields, "slot_rows", "no");
   key.spare_sms = static_cast<int>(fields.number_or("spare_sms", kSms, 0));
 }
 
@@ -175,7 +173,7 @@ T count_from(Fields& fields, const char* key, T least) {
 TunedEntry entry_from(const Json& json) {
   Fields fields(json, "");
   TunedEntry e;
-  e.key.backend = one_of(fields, "backend", Backend::kCpu, Backend::kCuda);
+  e.key.backend = one_of(fields.text("backend"), "backend", Backend::kCpu, Backend::kCuda);
   e.key.device = fields.text("device");
   e.key.driver = fields.text("driver");
   e.key.library = fields.text("library");
@@ -185,7 +183,7 @@ TunedEntry entry_from(const Json& json) {
   e.key.topk = count_from<int>(fields, "topk", 1);
   e.key.ranks = count_from<int>(fields, "ranks", 1);
   e.key.hosts = static_cast<int>(fields.number_or("hosts", kHosts, 1));
-  e.key.pass = one_of(fields, "pass", Pass::kForward, Pass::kBackward);
+  e.key.pass = one_of(fields.text("pass"), "pass", Pass::kForward, Pass::kBackward);
   read_kept(fields, e.key);
   read_arithmetic(fields, e.key);
   read_place(fields, e.key);
@@ -307,9 +305,10 @@ std::string variant_text(const TuneKey& k) {
                                    : cat(",combine_groups=", k.combine_groups,
                                          ",combine_partials=", name(k.combine_partials)),
              k.shared_experts == 0 ? "" : cat(",shared=", k.shared_experts),
+             k.shared_gate ? "" : ",no_shared_gate",
              k.backward_rows == 0 ? "" : cat(",backward_rows=", k.backward_rows),
              k.gathered_hosts == 1 ? "" : cat(",gathered_hosts=", k.gathered_hosts),
-             k.slot_rows ? ",slot_rows" : "");
+             k.in_waves ? ",in_waves" : "", k.slot_rows ? ",slot_rows" : "");
 }
 
 std::string to_string(const TuneKey& k) {
@@ -348,6 +347,7 @@ std::optional<TuneKey> key_of_plain_experts(TuneKey key) {
   key.combine_groups = 1;
   key.combine_partials = CombinePartials::kFp32;
   key.shared_experts = 0;
+  key.shared_gate = true;
   key.slot_rows = false;
   return key;
 }

@@ -37,8 +37,10 @@ struct TuneKey {
   int combine_groups = 1;
   CombinePartials combine_partials = CombinePartials::kFp32;
   int shared_experts = 0;
+  bool shared_gate = true;  ///< of these; true where there are none
   std::int64_t backward_rows = 0;
   int gathered_hosts = 1;  ///< Problem::gathered_hosts: of a token's slots most are of none here
+  bool in_waves = false;   ///< their tokens come in waves (Problem::first_host)
   bool slot_rows = false;
   int spare_sms = 0;        ///< SMs of a GPU that passes leave alone (UNIEP_SPARE_SMS)
   std::int64_t tokens = 0;  ///< of a rank, as token_bucket (schedule/open_sizes.h) gives them

@@ -254,6 +254,7 @@ GatheredHost gathered_host(const Problem& problem, int ranks, int hosts,
   }
   const Routing routing{tokens, ids, 1};
   const RoutingCheck check = check_routing(of_host, routing);
+  throw_if_any(check.fault, of_host, local_ranks);  // its plans would have no rows
   GatheredHost found{.hosts = hosts, .host = host, .under = under};
   for (int rank = 0; rank < local_ranks; ++rank) {
     found.plans.push_back(make_plan(of_host, rank, routing, check));

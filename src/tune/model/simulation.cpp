@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "schedule/open_sizes.h"
 #include "schedule/roles.h"
 #include "schedule/token_waves.h"
 #include "tune/model/cores.h"
@@ -102,10 +103,10 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
                        const MachineProfile& profile, const SimulationOptions& options)
     : profile_(profile),
       options_(options),
-      schedule_(schedule),
+      schedule_(with_forced_axes(schedule, plans[0].problem(), pass)),
       stand_in_(stand_in_of(plans)),
-      workers_(simulated_workers(profile, schedule, plans[0].num_ranks())),
-      push_rate_(push_rate(profile.link, schedule, plans[0].problem())),
+      workers_(simulated_workers(profile, schedule_, plans[0].num_ranks())),
+      push_rate_(push_rate(profile.link, schedule_, plans[0].problem())),
       cores_(profile.cores),
       network_(profile.link, options.topology, plans[0].num_ranks(), stand_in_),
       rails_(options.topology, plans.size()) {
@@ -115,8 +116,8 @@ Simulation::Simulation(std::span<const RoutingPlan> plans, Pass pass, const Sche
           ErrorCode::kInvalidArgument, "ranks of a host are ", local, "; as the plans have it, ",
           layout.local_ranks, " are accepted");
   for (const RoutingPlan& plan : plans) {
-    ranks_.push_back(std::make_unique<SimulatedRank>(plan.data(), pass, schedule, profile, workers_,
-                                                     options.part, *options.graph));
+    ranks_.push_back(std::make_unique<SimulatedRank>(plan.data(), pass, schedule_, profile,
+                                                     workers_, options.part, *options.graph));
     SimulatedRank& r = *ranks_.back();
     r.stats.workers = workers_;
     if (stand_in_ == StandIn::kOneHost) r.other_hosts.emplace(r.view());

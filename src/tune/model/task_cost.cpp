@@ -25,7 +25,9 @@ const GemmCost* find_cost(const MachineProfile& profile, Stage stage, int tile_n
 /// (benchmarks/results/2026-11-25_1xH100_arithmetic.json). With a bias, of `swiglu,bias` and
 /// `gpt_oss,after,bias`; without, of `swiglu,after` and `gpt_oss`.
 double share_of_plain_experts(const PassView& v) {
-  if (are_plain_experts(v.activation, v.probs, v.choice.has_bias, v.group_experts > 0)) return 1;
+  if (are_plain_experts(v.activation, v.probs, v.choice.has_bias,
+                        v.group_experts > 0 || v.slot_rows))
+    return 1;
   if (v.pass == Pass::kForward) return v.choice.has_bias ? 1.017 : 1.002;
   return v.choice.has_bias ? 1.088 : 1.017;
 }
