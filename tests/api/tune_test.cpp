@@ -228,6 +228,20 @@ TEST(Tune, AFlaggedRoutingThatDoesNotFitIsRefused) {
   }
 }
 
+TEST(Tune, LeavesTheNumberOfWavesThatTokensComeIn) {
+  const TunedCache cache;
+  LayerGroup g(plain_layer(1), 1);
+  Problem problem = g.split().problem();
+  problem.gathered_hosts = 2;
+  problem.first_host = 1;
+  Layer layer(problem, g.group()[0]);
+  const RoutingPlan plan = layer.plan(g.split().topk_ids(0));
+  const TuneResult found = tune_forward(layer, plan, g.forward_args(0), short_search());
+  EXPECT_EQ(found.schedule.launch, LaunchGrouping::kWaves);
+  EXPECT_EQ(found.schedule.waves, 3);
+  EXPECT_GE(found.candidates, 3);
+}
+
 TEST(Tune, StartsFromADefaultThatFitsTheAlignmentOfRows) {
   const TunedCache cache;
   for (const int row_align : {16, 32}) {
