@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ._forms import (
     Experts,
@@ -29,6 +30,7 @@ __all__ = [
     "check_can_serve",
     "check_deferred",
     "check_device",
+    "check_local_tensors",
     "check_shared_probs",
     "check_tensors",
     "check_workspace",
@@ -65,6 +67,14 @@ def check_tensors(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+
+
+def check_local_tensors(**tensors: object) -> None:
+    """Raises TypeError where one of these is no tensor, or one whose parts other ranks have."""
+    check_tensors(**tensors)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            raise TypeError(f"{name} is a DTensor; it must be a local one, as {name}.to_local() is")
 
 
 def check_device(
@@ -279,8 +289,8 @@ def _check(
 def _check_are_tensors(weights: Experts) -> None:
     _check_biases_given(weights.b1, weights.b2)
     for name, weight in (("w1", weights.w1), ("w2", weights.w2)):
-        check_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
-    check_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
+        check_local_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
+    check_local_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
 
 
 def _check_biases_given(b1: Tensor | None, b2: Tensor | None) -> None:
@@ -345,7 +355,7 @@ def check_shared_probs(
             "shared_probs is given, and the workspace is for shared_gate=False; pass None, or a "
             "workspace with shared_gate=True"
         )
-    check_tensors(shared_probs=shared_probs)
+    check_local_tensors(shared_probs=shared_probs)
     if shared_probs.dtype != torch.float32:
         raise TypeError(f"shared_probs is {shared_probs.dtype}; it must be torch.float32")
     _check_shared_shape("shared_probs", shared_probs, (*x.shape[:-1], weights.shared()), x)
@@ -424,6 +434,8 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
         )
     if weights.shared_w1 is not None and len(given) == 2 + len(weights.biases()):
         weights = weights.routed()
+    if not torch.compiler.is_compiling():
+        _refuse_gradient_hooks(weights)
     wanted = 2 + len(weights.more_named())
     if len(given) != wanted:
         raise ValueError(
@@ -471,9 +483,17 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
     return main
 
 
+def _refuse_gradient_hooks(weights: Experts) -> None:
+    for name, weight in weights.named():
+        if weight.requires_grad and weight._backward_hooks:
+            raise ValueError(
+                f"{name} has hooks (Tensor.register_hook), which take its gradient, and with "
+                "main_grads autograd has none; remove them, or leave out main_grads"
+            )
+
+
 def _check_main_grad(name: str, gradient: Tensor, first: Tensor, weight: Tensor) -> None:
-    if not isinstance(gradient, Tensor):
-        check_tensors(**{name: gradient})
+    check_local_tensors(**{name: gradient})
     if gradient.dtype != first.dtype or gradient.dtype not in (torch.float32, torch.bfloat16):
         raise TypeError(
             f"{name} is {gradient.dtype}; all must be torch.float32, or all torch.bfloat16"

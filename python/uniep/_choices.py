@@ -128,13 +128,13 @@ class Choices(NamedTuple):
 
     def refuse_beside_workspace(self, **more: object) -> None:
         """Raises ValueError where a workspace has made one of these its own, or one of `more`."""
-        chosen = [c for c in (*more.values(), *self[: len(_OF_WORKSPACES)]) if c is not None]
+        all_given = more | dict(zip(_OF_WORKSPACES, self, strict=False))
+        chosen = [name for name, choice in all_given.items() if choice is not None]
         if not chosen:
             return
-        *names, last = *more, *_OF_WORKSPACES
         raise ValueError(
-            f"a workspace has its own {', '.join(names)} and {last}; pass either the workspace or "
-            "these"
+            f"{' and '.join(chosen)} {'is' if len(chosen) == 1 else 'are'} given beside a "
+            "workspace, which has its own; pass either"
         )
 
 

@@ -34,10 +34,15 @@ def clip_grad_norm_(module: nn.Module, max_norm: float) -> Tensor:
         The norm ahead of it, fp32, on the device of the gradients.
 
     Raises:
-        TypeError: for a `max_norm` that is no number.
+        TypeError: for what is no module, as its parameters are, and a `max_norm` that is no number.
         ValueError: for another `max_norm`, and for experts that ranks share and that are no
             parameters of their layer, as where they are parametrized.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module is a {type(module).__name__}; it must be a torch.nn.Module, not its "
+            "parameters: those of experts are found by their layers"
+        )
     if not hasattr(type(max_norm), "__float__"):
         raise TypeError(
             f"max_norm is {max_norm!r}, a {type(max_norm).__name__}; it must be a float"

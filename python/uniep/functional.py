@@ -155,7 +155,7 @@ def moe(
             A compiled call raises a RuntimeError of the same sentence.
     """
     refuse_transforms()
-    _arguments.check_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
+    _arguments.check_local_tensors(x=x, topk_ids=topk_ids, topk_probs=topk_probs)
     _arguments.check_device(x, w1_layout, weights_layout)
     _zero.check(zero_experts, zero_expert_type)
     choices = Choices(

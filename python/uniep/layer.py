@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -241,6 +242,7 @@ class MoELayer(nn.Module):
         self.zero_expert_type: ZeroExpertType = zero_expert_type
         self.first_expert = self.rank * num_experts // self.size
         self._compares_ranks = self.size > 1
+        self._warns_of_loss = True
 
         self.router = Router(hidden, num_experts + zero_experts, topk, router, device=device)
         self._make_experts(shared_gate, dtype, device)
@@ -448,7 +450,10 @@ class MoELayer(nn.Module):
         Returns:
             [..., H]. The router's losses are not in it; :meth:`forward_with_routing` returns them.
         """
-        return self.forward_with_routing(x, token_mask=token_mask, deferred=deferred)[0]
+        out, routing = self.forward_with_routing(x, token_mask=token_mask, deferred=deferred)
+        if not torch.compiler.is_compiling() and self._warns_of_loss:
+            self._warn_of_loss(routing)
+        return out
 
     def forward_with_routing(
         self,
@@ -459,11 +464,13 @@ class MoELayer(nn.Module):
     ) -> tuple[Tensor, Routing]:
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
         refuse_transforms()
-        if not torch.compiler.is_compiling() and self._compares_ranks:
-            self._compare_ranks(x)
         check_tensors(x=x)
         check_device(x)
+        if not torch.compiler.is_compiling() and self._compares_ranks:
+            self._compare_ranks(x)
         routing: Routing = self.router(x, token_mask)
+        if token_mask is not None and (self.shared is not None or self.shared_w1 is not None):
+            x = torch.where(token_mask.unsqueeze(-1), x, 0.0)  # shared experts see padding, too
         own = self.workspace is None
         out = moe(
             x,
@@ -487,6 +494,17 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             out = out + self.shared(x)
         return out, routing
+
+    def _warn_of_loss(self, routing: Routing) -> None:
+        """Once: a router that is to learn an even load does not, if nobody adds its loss."""
+        if routing.loss is None or not routing.loss.requires_grad:
+            return
+        self._warns_of_loss = False
+        warnings.warn(
+            "the router's loss (aux_loss or z_loss) is not in the output of a uniep.MoELayer; call "
+            "forward_with_routing, and add the loss of its Routing to yours",
+            stacklevel=5,  # behind two of torch.nn.Module
+        )
 
     def _compare_ranks(self, x: Tensor) -> None:
         """In the first call: later, ranks that began alike are alike as long as they reduce."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from .capacity import (
     drop_over_capacity,
     expert_capacity,
 )
+from .group import GroupLike, all_gathered
 
 __all__ = ["Router", "RouterConfig", "Routing"]
 
@@ -268,14 +268,14 @@ class Router(nn.Module):
         return loss
 
     @torch.no_grad()
-    def update_bias(self, rate: float, process_group: dist.ProcessGroup | None = None) -> None:
+    def update_bias(self, rate: float, process_group: GroupLike = None) -> None:
         """Moves the bias by `rate` towards an even load, and clears the load.
 
         Args:
             rate: by how much, up for experts with less than the mean, down for those with more.
-            process_group: over which loads are summed first: all ranks that share these weights.
-                None: this rank's tokens alone. Right for one rank; of several each then moves the
-                bias its own way, and their routers part.
+            process_group: over which loads are summed first: all ranks that share these weights,
+                as :func:`uniep.moe` takes them. None: this rank's tokens alone. Right for one
+                rank; of several each then moves the bias its own way, and their routers part.
 
         Raises:
             ValueError: for a router without bias, or on the meta device, where nothing is counted.
@@ -287,8 +287,8 @@ class Router(nn.Module):
                 "load is on the meta device, where nothing is counted; a router with memory is "
                 "accepted, by to_empty(device=...) or load_state_dict(..., assign=True)"
             )
-        if process_group is not None:
-            dist.all_reduce(self.load, group=process_group)
+        loads = all_gathered(self.load, process_group)
+        self.load.copy_(loads.view(-1, self.num_experts).sum(0))
         # In whole numbers, so that an expert with exactly the mean stays where it is.
         below_mean = self.load.sum() - self.load * self.num_experts
         self.bias += rate * torch.sign(below_mean)

@@ -82,6 +82,8 @@ class PlanGroup {
   PlanGroup(const Problem& problem, int num_ranks) : problem_(problem) {
     for (int r = 0; r < num_ranks; ++r) {
       ranks_.push_back(std::make_unique<PlanRank>(problem, num_ranks, r % connected_devices()));
+      PlanRank::use(rank(r).device);
+      cuda::check_cuda(cuda::prepare_plan(), "load the kernel");
     }
   }
 

@@ -111,6 +111,8 @@ def test_what_is_short_stays() -> None:
     assert uniep.clip_grad_norm_(Model(), 1.0) == 0
     with pytest.raises(ValueError, match="max_norm is 0; more than 0"):
         uniep.clip_grad_norm_(model, 0)
+    with pytest.raises(TypeError, match=r"module is a generator; it must be a torch.nn.Module"):
+        uniep.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def test_weights_that_layers_share_count_once() -> None:

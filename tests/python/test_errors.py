@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 import torch
 from cases import make_case, step, workspace
+from ranks import cpu_mesh, run_ranks
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -145,7 +147,7 @@ def test_group_and_workspace():
         call(case, group="world")
     with workspace(case) as own:
         for options in ({"group": own.group}, {"max_tokens": 5}, {"capacity_rows": 512}):
-            with pytest.raises(ValueError, match="has its own group"):
+            with pytest.raises(ValueError, match="given beside a workspace"):
                 call(case, workspace=own, **options)
         for words, other in (
             ("hidden", make_case(hidden=32)),
@@ -472,3 +474,40 @@ def test_ops_check_for_themselves():
                 torch.ops.uniep.forward(*arguments, *figures)
         with pytest.raises(RuntimeError, match="grown"):
             torch.ops.uniep.forward(*good, own.rows + 1, *figures[1:])
+
+
+def test_weights_whose_hooks_would_have_no_gradient():
+    case = make_case().requires_grad()
+    main_grads = (torch.zeros(case.w1.shape), torch.zeros(case.w2.shape))
+    handle = case.w1.register_hook(lambda gradient: gradient * 2)
+    call(case)
+    with pytest.raises(ValueError, match=r"w1 has hooks .*leave out main_grads"):
+        call(case, main_grads=main_grads)
+    handle.remove()
+    handle = case.w1.register_post_accumulate_grad_hook(lambda weight: None)
+    call(case, main_grads=main_grads)
+    handle.remove()
+
+
+def one_rank():
+    """What DTensors are refused with; the mesh makes any tensor one."""
+    mesh = cpu_mesh()
+    case = make_case()
+    said = []
+    for name in ("x", "probs", "w1"):
+        spread = make_case()
+        setattr(spread, name, distribute_tensor(getattr(case, name), mesh, [Replicate()]))
+        with pytest.raises(TypeError) as raised:
+            call(spread)
+        said.append(str(raised.value))
+    zeros = [torch.zeros(w.shape) for w in (case.w1, case.w2)]
+    main_grads = tuple(distribute_tensor(zero, mesh, [Replicate()]) for zero in zeros)
+    with pytest.raises(TypeError) as raised:
+        call(case, main_grads=main_grads)
+    return [*said, str(raised.value)]
+
+
+def test_dtensors_are_refused_by_name():
+    (said,) = run_ranks(1, one_rank)
+    for name, sentence in zip(("x", "topk_probs", "w1", "main_grads"), said, strict=True):
+        assert sentence.startswith(name) and "is a DTensor" in sentence, sentence

@@ -585,3 +585,41 @@ def of_other_ranks():
 
 def test_a_group_of_other_ranks_than_the_workspace_is_refused():
     run_ranks(4, of_other_ranks)
+
+
+@pytest.mark.parametrize(
+    "options", [{"shared_experts": 1}, {"shared_experts": 1, "shared_gate": True}], ids=str
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_padding_may_hold_anything(options, apart):
+    torch.manual_seed(3)
+    layer = MoELayer(64, 32, 4, 2, device="cpu", bias=apart, **options)
+    x = torch.randn(16, 64).bfloat16()
+    mask = torch.arange(16) != 3
+
+    def run(padding):
+        layer.zero_grad()
+        tokens = x.clone()
+        tokens[3] = padding
+        out = layer(tokens, token_mask=mask)
+        out[mask].float().sum().backward()
+        return [out.detach()[mask], *(p.grad for p in layer.parameters())]
+
+    for found, wanted in zip(run(float("nan")), run(1.0), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_loss_that_nobody_adds_is_said_once():
+    layer = MoELayer(64, 32, 4, 2, device="cpu", router=RouterConfig(aux_loss=0.1))
+    x = torch.randn(16, 64).bfloat16()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.forward_with_routing(x)
+        with torch.no_grad():
+            layer(x)
+        MoELayer(64, 32, 4, 2, device="cpu")(x)
+    with pytest.warns(UserWarning, match="forward_with_routing") as warned:
+        layer(x)
+        layer(x)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import cpu_mesh, run_ranks
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -186,7 +186,12 @@ def _update_together() -> torch.Tensor:
 
     router, x = make(RouterConfig("sigmoid", bias=True))
     router(x[40:] if dist.get_rank() else x[:40])
-    router.update_bias(0.125, dist.group.WORLD)
+    groups = (dist.group.WORLD, uniep.Group(dist.group.WORLD, device="cpu"), cpu_mesh())
+    load, bias = router.load.clone(), router.bias.clone()
+    for group in groups:
+        router.load.copy_(load)
+        router.bias.copy_(bias)
+        router.update_bias(0.125, group)
     assert not router.load.any()
     return router.bias
 

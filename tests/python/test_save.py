@@ -189,7 +189,7 @@ def test_an_unknown_choice_is_refused():
 
 def test_a_workspace_has_its_own_choice():
     case = make_case()
-    with workspace(case) as own, pytest.raises(ValueError, match="a workspace has its own"):
+    with workspace(case) as own, pytest.raises(ValueError, match="save is given beside a"):
         uniep.moe(case.x, case.ids, case.probs, case.w1, case.w2, workspace=own, save="none")
 
 
