@@ -248,7 +248,7 @@ class Against(ProgramTest):
                           unfolded(done.stdout))
 
     def test_noise_is_no_change(self):
-        self.scaled(self.measure(), 1e-4, spread=1e6)
+        self.scaled(self.measure(), 1e-4, spread=1e12)  # however busy the machine is
         text, against = self.compare("--fail-above", 0)
         self.assertIn("against the earlier file: 8 within noise\n", text)
         self.assertEqual(against["differences"], [])
