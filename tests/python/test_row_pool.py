@@ -309,7 +309,7 @@ def test_half_of_the_free_memory_is_taken_for_true_and_none_for_false():
     for wrong, kind in ((0, ValueError), (-5, ValueError), ("all", TypeError), (0.5, TypeError)):
         with pytest.raises(kind, match=f"row_pool is '?{wrong}'?;"):
             call_in_group(case, group, wrong)
-    with workspace(case) as own, pytest.raises(ValueError, match="row_pool; pass either"):
+    with workspace(case) as own, pytest.raises(ValueError, match="row_pool is given beside a"):
         call(case, own, row_pool=True)
     with pytest.raises(ValueError, match="exact_rows is True"):
         call_in_group(case, group, True, exact_rows=True)
