@@ -110,7 +110,7 @@ class Group(OfProcess):
         #: The uniep.Workspaces of calls without one, and the uniep.RowPools of such: by shape.
         self.workspaces: dict[tuple[object, ...], Any] = {}
         self.row_pools: dict[tuple[object, ...], Any] = {}
-        #: Those of the first that calls captured in CUDA graphs have used: a replay uses them, too.
+        #: The uniep.Workspaces of such calls in CUDA graphs: replays use them, too.
         self.captured: list[Any] = []
         self._handle = handle
         # Layers keep what they need of the group, so the order in which things end is free.
