@@ -7,7 +7,8 @@
 All but the experts is sharded by FSDP2, as transformers does it. Its collectives run beside
 uniep's passes, which is what the variables are for (docs/parallelism.md). Without GPUs it
 runs on CPUs. Prints the mean losses of each model, which agree to roundings, and the time of a
-step.
+step. Weights are bf16, which is enough to compare these; train in fp32 under autocast
+(docs/transformers.md).
 """
 
 from __future__ import annotations

@@ -408,7 +408,9 @@ def check_can_serve(
 ) -> None:
     """Raises ValueError where a workspace cannot serve what a call alone decides."""
     if exact_rows and workspace.pages is not None:
-        raise ValueError("exact_rows is True, but the workspace has a row pool; pass None")
+        raise ValueError(
+            "exact_rows is True, but rows are kept in a row pool (row_pool); it must be one of them"
+        )
     if deferred and workspace.backward_rows:
         raise ValueError(
             "deferred is given, which keeps all rows of a backward, but backward_rows is "
