@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +58,10 @@ class Offload:
         self._leaving: deque[weakref.ref[_Call]] = deque()  # still on the device, oldest first
         self._last: weakref.ref[_Call] | None = None
         self._movers: dict[torch.device, _Mover] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is pickled, have the same figures, and calls of their own."""
+        return partial(type(self), ahead=self.ahead, max_bytes=self.max_bytes), ()
 
     @property
     def bytes(self) -> int:

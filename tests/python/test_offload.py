@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import pickle
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -479,3 +481,22 @@ def test_a_captured_graph_is_refused():
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         call(case)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda offload: pickle.loads(pickle.dumps(offload))]
+)
+def test_a_copy_has_its_figures_and_keeps_calls_of_its_own(copied):
+    case = make_case().requires_grad()
+    offload = uniep.Offload(ahead=3, max_bytes=1 << 20)
+    with offload:
+        out = call(case)
+        other = copied(offload)
+    assert (other.ahead, other.max_bytes) == (3, 1 << 20)
+    assert offload.bytes > 0 and other.bytes == 0
+    with other:
+        same = call(case)
+    assert other.bytes == offload.bytes
+    assert_same(gradients(case, same), gradients(case, out))
+    del same
+    assert other.bytes == 0
