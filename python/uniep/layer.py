@@ -497,7 +497,7 @@ class MoELayer(nn.Module):
 
     def _warn_of_loss(self, routing: Routing) -> None:
         """Once: a router that is to learn an even load does not, if nobody adds its loss."""
-        if routing.loss is None or not routing.loss.requires_grad:
+        if not self.training or routing.loss is None or not routing.loss.requires_grad:
             return
         self._warns_of_loss = False
         warnings.warn(

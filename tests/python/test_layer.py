@@ -617,6 +617,9 @@ def test_a_loss_that_nobody_adds_is_said_once():
         layer.forward_with_routing(x)
         with torch.no_grad():
             layer(x)
+        layer.eval()
+        layer(x)
+        layer.train()
         MoELayer(64, 32, 4, 2, device="cpu")(x)
     with pytest.warns(UserWarning, match="forward_with_routing") as warned:
         layer(x)
