@@ -129,7 +129,8 @@ def moe(
         zero_expert_type: what they give: ``"identity"``, p · x; or ``"zero"``, nothing, and no
             gradient to p.
         shared_w1: bf16 [S, 2I, H], or [S, I, H] without a gate, one tensor however w1 lies, the
-            gate's rows first: experts that every rank has, and every token goes to. Their work is
+            gate's rows first: experts that every rank has, and every token goes to, those whose
+            slots are all dropped, too: of padding x is to be finite then. Their work is
             part of the same pass; over hosts, with biases, with several combine groups, and with
             ``deferred`` beside it, a layer of this rank alone. Their gradients are sums over the
             tokens of this rank, as those of a dense layer are: add them up over ranks as you do

@@ -443,8 +443,8 @@ class MoELayer(nn.Module):
 
         Args:
             x: [..., H].
-            token_mask: bool [...]; False: padding, which no routed expert sees. None: there is
-                none.
+            token_mask: bool [...]; False: padding, which may hold anything: no routed expert sees
+                it, and shared ones see zeros. None: there is none.
             deferred: see :func:`uniep.moe`.
 
         Returns:

@@ -588,7 +588,13 @@ def test_a_group_of_other_ranks_than_the_workspace_is_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"shared_experts": 1}, {"shared_experts": 1, "shared_gate": True}], ids=str
+    "options",
+    [
+        {"shared_experts": 1},
+        {"shared_experts": 1, "shared_gate": True},
+        {"shared_intermediate": 32},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("apart", [False, True])
 def test_padding_may_hold_anything(options, apart):
