@@ -423,8 +423,13 @@ def check_can_serve(
         )
 
 
-def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
+def main_grads(given: Sequence[ExpertWeight], weights: Experts, passed: Experts) -> Experts:
     """The tensors that gradients are added to; those of shared experts may be left out.
+
+    Args:
+        given: to the call.
+        weights: of the call.
+        passed: what it was given for these, of which autocast has made copies.
 
     Raises:
         TypeError, ValueError: with a sentence where gradients cannot be added to these.
@@ -435,9 +440,9 @@ def main_grads(given: Sequence[ExpertWeight], weights: Experts) -> Experts:
             "(dw1, dw2) is, or None"
         )
     if weights.shared_w1 is not None and len(given) == 2 + len(weights.biases()):
-        weights = weights.routed()
+        weights, passed = weights.routed(), passed.routed()
     if not torch.compiler.is_compiling():
-        _refuse_gradient_hooks(weights)
+        _refuse_gradient_hooks(passed)
     wanted = 2 + len(weights.more_named())
     if len(given) != wanted:
         raise ValueError(

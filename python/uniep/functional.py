@@ -183,11 +183,12 @@ def moe(
     else:
         check_is_workspace(workspace)
         arithmetic = workspace.arithmetic
+    passed = weights
     if torch.is_autocast_enabled(x.device.type):
         x, weights = _arguments.autocast(x, weights)
     _arguments.check(x, topk_ids, topk_probs, weights, arithmetic)
     _arguments.check_shared_probs(shared_probs, x, weights, arithmetic)
-    main = None if main_grads is None else _arguments.main_grads(main_grads, weights)
+    main = None if main_grads is None else _arguments.main_grads(main_grads, weights, passed)
     shared_apart = False
     if deferred is not None:
         _arguments.check_deferred(weights, main)

@@ -141,7 +141,7 @@ def moe(
             f"{experts}"
         )
     if main_grads is not None:
-        _arguments.main_grads(main_grads, weights)
+        _arguments.main_grads(main_grads, weights, weights)
     topk = topk_ids.shape[-1]
     out: Tensor = _Moe.apply(
         x.reshape(-1, x.shape[-1]),

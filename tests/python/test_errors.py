@@ -487,6 +487,21 @@ def test_weights_whose_hooks_would_have_no_gradient():
     handle = case.w1.register_post_accumulate_grad_hook(lambda weight: None)
     call(case, main_grads=main_grads)
     handle.remove()
+    for name in ("x", "w1", "w2"):
+        setattr(case, name, getattr(case, name).detach().float().requires_grad_())
+    case.w2.register_hook(lambda gradient: gradient * 2)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with autocast, pytest.raises(ValueError, match="w2 has hooks"):  # its bf16 copy has none
+        call(case, main_grads=main_grads)
+
+
+def refused_dtensor(name, call_with_it):
+    """Asserts that `name` is called a DTensor."""
+    with pytest.raises(TypeError) as raised:
+        call_with_it()
+    sentence = str(raised.value)
+    assert sentence.startswith(f"{name} is a DTensor"), sentence
+    assert sentence.endswith(f"{name}.to_local() is"), sentence
 
 
 def one_rank():
