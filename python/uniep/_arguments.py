@@ -217,6 +217,7 @@ def check(
         looks = (
             *(arithmetic, weights.layout, len(weights.w1), len(weights.w2)),
             *(tensor is None for tensor in weights.more()),
+            *map(type, tensors),  # a DTensor looks as its local one does
             *map(_LOOK, tensors),
             *map(Tensor.is_contiguous, tensors),
         )
@@ -289,8 +290,9 @@ def _check(
 def _check_are_tensors(weights: Experts) -> None:
     _check_biases_given(weights.b1, weights.b2)
     for name, weight in (("w1", weights.w1), ("w2", weights.w2)):
-        check_local_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
-    check_local_tensors(**{"b1": weights.b1, "b2": weights.b2} if weights.b1 is not None else {})
+        check_tensors(**{f"{name}[{i}]": tensor for i, tensor in enumerate(weight)})
+    check_tensors(**weights.more_named())
+    check_local_tensors(**dict(weights.named()))
 
 
 def _check_biases_given(b1: Tensor | None, b2: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ._arguments import check_device, check_tensors
+from ._arguments import check_device, check_local_tensors
 from ._choices import Choices
 from ._differentiable import refuse_transforms
 from ._plain_values import check_bool, check_whole
@@ -464,10 +464,12 @@ class MoELayer(nn.Module):
     ) -> tuple[Tensor, Routing]:
         """As :meth:`forward`, with what the router found: load, and the loss to add to yours."""
         refuse_transforms()
-        check_tensors(x=x)
+        check_local_tensors(x=x)
         check_device(x)
         if not torch.compiler.is_compiling() and self._compares_ranks:
             self._compare_ranks(x)
+        if token_mask is not None:
+            check_local_tensors(token_mask=token_mask)
         routing: Routing = self.router(x, token_mask)
         if token_mask is not None and (self.shared is not None or self.shared_w1 is not None):
             x = torch.where(token_mask.unsqueeze(-1), x, 0.0)  # shared experts see padding, too
